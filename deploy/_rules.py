@@ -1,0 +1,297 @@
+"""Rules across settings: each names what is wrong, with the arithmetic, and what to do.
+
+A rule returns the end of a sentence that starts with the setting's name, or None. It is skipped
+when a setting it `needs` is wrong by itself, so that one mistake gives one line.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from deploy import presets, routes
+from dsv4 import memory
+
+if TYPE_CHECKING:
+    from deploy.settings import Settings
+
+Check = Callable[["Settings"], str | None]
+
+LONG_CONTEXT: Final = 200_000
+"""Past about this, the recipe needs expandable segments."""
+LONGEST_CONTEXT: Final = 256_000
+BATCHED_AT_LONGEST: Final = 2048
+"""At 256k context 4096 and 8192 left too little key-value cache to start; 2048 started."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One named rule."""
+
+    key: str
+    needs: frozenset[str]
+    check: Check
+
+
+RULES: Final[list[Rule]] = []
+
+ENGINE: Final = ("route", "preset", "pack")
+LIMITS: Final = (
+    "memory_lock_gib",
+    "memory_fall_gib_s",
+    "memory_sample_ms",
+    "memory_reaction_ms",
+    "memory_spare_gib",
+    "memory_soft_above_gib",
+    "memory_host_use_gib",
+    "memory_headroom_margin_gib",
+    "memory_total_gib",
+)
+
+
+def rule(key: str, *needs: str) -> Callable[[Check], Check]:
+    """Register a rule that speaks about `key` and reads `needs` as well."""
+
+    def register(check: Check) -> Check:
+        RULES.append(Rule(key, frozenset({key, *needs}), check))
+        return check
+
+    return register
+
+
+@rule("preset", "route")
+def preset_fits_route(chosen: "Settings") -> str | None:
+    """A preset is made for a GPU or for a processor."""
+    route, preset = chosen.route_data, chosen.preset_data
+    if preset.accelerator == route.accelerator:
+        return None
+    fitting = [name for name, it in presets.PRESETS.items() if it.accelerator == route.accelerator]
+    return (
+        f"{preset.name} is made for {preset.accelerator}, route {route.name} runs on"
+        f" {route.accelerator}; choose one of {', '.join(fitting)}, or another route"
+    )
+
+
+@rule("pack", "route")
+def pack_fits_route(chosen: "Settings") -> str | None:
+    """An EXL3 pack needs the EXL3 kernels."""
+    if chosen.pack_data.exl3 is None or chosen.route_data.exllamav3 is not None:
+        return None
+    able = [route.name for route in routes.ALL if route.exllamav3 is not None]
+    return (
+        f"{chosen.pack} is in EXL3 format, which route {chosen.route} cannot read; choose one of"
+        f" the routes {', '.join(able)}, or another pack"
+    )
+
+
+def headroom(chosen: "Settings", total_gib: float) -> str | None:
+    """Return why the engine's share of `total_gib` leaves too little, None when it does not."""
+    serving, limits = chosen.serving, chosen.limits
+    used, context = serving.gpu_memory_utilization, serving.max_model_len
+    left = memory.steady_headroom(total_gib, used, limits)
+    needed = memory.needed_headroom(context, limits)
+    if left >= needed:
+        return None
+    best = memory.highest_utilisation(total_gib, context, limits)
+    remedy = (
+        f"the highest that passes is {best:.2f}"
+        if best >= 0.05
+        else "no utilisation passes, lower serve_max_model_len"
+    )
+    return (
+        f"{used:g} leaves {total_gib:.1f} GiB * (1 - {used:g}) - {limits.host_use_gib:g} for the"
+        f" host = {left:.1f} GiB, and {needed:.1f} are needed (soft floor"
+        f" {chosen.floors.soft:.1f} + margin {limits.headroom_margin_gib:g} + prompts up to"
+        f" {context} tokens {memory.prefill_gib(context):.1f}); {remedy}"
+    )
+
+
+@rule("serve_gpu_memory_utilization", "serve_max_model_len", *ENGINE, *LIMITS)
+def leaves_headroom(chosen: "Settings") -> str | None:
+    """Host and GPU share their memory: what the engine takes, nobody else has."""
+    total = chosen.total_gib
+    return None if total is None else headroom(chosen, total)
+
+
+@rule("serve_speculative_tokens", *ENGINE)
+def draft_can_do_it(chosen: "Settings") -> str | None:
+    """The draft has a number of layers; beyond it, only its multiples work."""
+    tokens, layers = chosen.serving.speculative_tokens, chosen.pack_data.draft_layers
+    if tokens == 0:
+        return None
+    if layers == 0:
+        return f"must be 0 (got {tokens}): pack {chosen.pack} has no draft; set it to 0"
+    if tokens <= layers or tokens % layers == 0:
+        return None
+    return (
+        f"must be 0 to {layers} or a multiple of {layers}, the layers of the draft in pack"
+        f" {chosen.pack} (got {tokens}); {layers} was fastest"
+    )
+
+
+@rule("serve_max_model_len", *ENGINE)
+def pack_knows_the_context(chosen: "Settings") -> str | None:
+    """A model has a longest context."""
+    most = chosen.pack_data.max_context
+    if chosen.serving.max_model_len <= most:
+        return None
+    return (
+        f"{chosen.serving.max_model_len} is more than pack {chosen.pack} can do; set it to at most"
+        f" {most}"
+    )
+
+
+@rule("serve_max_num_batched_tokens", "serve_max_model_len", *ENGINE)
+def batch_fits_long_context(chosen: "Settings") -> str | None:
+    """A larger batch takes the memory that a long context needs."""
+    batched, context = chosen.serving.max_num_batched_tokens, chosen.serving.max_model_len
+    if context < LONGEST_CONTEXT or batched <= BATCHED_AT_LONGEST or not _on_cuda(chosen):
+        return None
+    return (
+        f"{batched} with {context} tokens of context leaves too little key-value cache to start"
+        f" (reported for 4096 and 8192); set it to {BATCHED_AT_LONGEST} or less, or"
+        f" serve_max_model_len below {LONGEST_CONTEXT}"
+    )
+
+
+@rule("serve_max_num_batched_tokens", "serve_max_num_seqs", *ENGINE)
+def batch_holds_every_stream(chosen: "Settings") -> str | None:
+    """The engine refuses a batch with less than one token a stream."""
+    batched, streams = chosen.serving.max_num_batched_tokens, chosen.serving.max_num_seqs
+    if batched >= streams:
+        return None
+    return (
+        f"must be at least serve_max_num_seqs, one token a stream (got {batched} for {streams});"
+        " raise it or lower serve_max_num_seqs"
+    )
+
+
+@rule("serve_expandable_segments", "serve_max_model_len", *ENGINE)
+def long_context_needs_segments(chosen: "Settings") -> str | None:
+    """A long prompt fragments the allocator's memory until a fixed segment does not fit."""
+    if not _on_cuda(chosen):
+        if chosen.serving.expandable_segments:
+            return f"route {chosen.route} has no CUDA allocator to set; leave it out"
+        return None
+    context = chosen.serving.max_model_len
+    if context <= LONG_CONTEXT or chosen.serving.expandable_segments:
+        return None
+    return (
+        f"must be true for {context} tokens of context (required past {LONG_CONTEXT}); set it, or"
+        f" serve_max_model_len to at most {LONG_CONTEXT}"
+    )
+
+
+@rule("serve_capture_sizes", "serve_enforce_eager", *ENGINE)
+def sizes_need_graphs(chosen: "Settings") -> str | None:
+    """Sizes without graphs would be accepted and do nothing."""
+    if chosen.serve_capture_sizes and chosen.serving.enforce_eager:
+        return "has no effect in eager mode; leave it out or set serve_enforce_eager to false"
+    return None
+
+
+@rule("serve_host", "serve_api_key")
+def remote_bind_needs_key(chosen: "Settings") -> str | None:
+    """Whoever reaches the port can use the model, and more."""
+    if chosen.loopback or chosen.serve_api_key:
+        return None
+    return (
+        f"{chosen.serve_host} can be reached from other machines, which needs a key; set"
+        " serve_api_key to true, or serve_host to 127.0.0.1"
+    )
+
+
+@rule("serve_host", "serve_tls_cert", "serve_tls_key", "serve_plain_http")
+def remote_bind_needs_tls(chosen: "Settings") -> str | None:
+    """A key in clear text is anybody's on the way."""
+    if chosen.loopback or chosen.serve_tls_cert or chosen.serve_plain_http:
+        return None
+    return (
+        f"{chosen.serve_host} would take the key in clear text; set serve_tls_cert and"
+        " serve_tls_key, or accept that with serve_plain_http: true"
+    )
+
+
+@rule("serve_host", "serve_allowed_subnets")
+def remote_bind_needs_subnet(chosen: "Settings") -> str | None:
+    """A port open to all networks is open to the next guest as well."""
+    if chosen.loopback or chosen.serve_allowed_subnets:
+        return None
+    return (
+        f"{chosen.serve_host} can be reached from every network; name those that may in"
+        " serve_allowed_subnets"
+    )
+
+
+@rule("serve_tls_key", "serve_tls_cert")
+def tls_takes_both(chosen: "Settings") -> str | None:
+    """A certificate is useless without its key."""
+    if (chosen.serve_tls_cert is None) == (chosen.serve_tls_key is None):
+        return None
+    lacking = "serve_tls_key" if chosen.serve_tls_key is None else "serve_tls_cert"
+    return f"certificate and key go together; set {lacking} as well"
+
+
+@rule("serve_port", "hub_endpoint")
+def port_is_not_the_hubs(chosen: "Settings") -> str | None:
+    """A hub on the same machine has its port already."""
+    if chosen.hub_endpoint is None:
+        return None
+    parts = urlsplit(chosen.hub_endpoint)
+    if parts.port != chosen.serve_port or not is_loopback(parts.hostname or ""):
+        return None
+    return f"{chosen.serve_port} is the port of hub_endpoint on the same machine; choose another"
+
+
+def port_is_not_ssh(chosen: "Settings", data: Mapping[str, object]) -> str | None:
+    """The engine must not be given the port we came in by."""
+    if ssh_port(data) != chosen.serve_port:
+        return None
+    return f"{chosen.serve_port} is the machine's SSH port (ssh_port); choose another"
+
+
+def ssh_port(data: Mapping[str, object]) -> int:
+    """Return the port pyinfra connects to; what it cannot read is its own to refuse."""
+    value = data.get("ssh_port")
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,5}", value):
+        return int(value)
+    return value if isinstance(value, int) and value else 22
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can only be reached from the machine itself."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _on_cuda(chosen: "Settings") -> bool:
+    return chosen.route_data.needs_cuda
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a host's ports are, as far as the inventory tells."""
+
+    address: str
+    ssh_port: int
+    serve_port: int
+
+
+def port_clashes(places: Mapping[str, Place]) -> dict[str, str]:
+    """Return, by host, why its ports collide with those of another host at the same address."""
+    found = {}
+    for name, mine in places.items():
+        for other, theirs in places.items():
+            if other == name or mine.address != theirs.address:
+                continue
+            if mine.serve_port in {theirs.serve_port, theirs.ssh_port}:
+                whose = "serve_port" if mine.serve_port == theirs.serve_port else "SSH port"
+                found[name] = (
+                    f"serve_port: {mine.serve_port} is the {whose} of {other} at the same address"
+                    f" ({mine.address}) as well; give each its own"
+                )
+    return found

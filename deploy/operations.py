@@ -1,0 +1,296 @@
+"""Operations only: each reads the state once, lets a pure core decide, and yields what is due.
+
+`converging` is what makes them ours: it reads the state through `facts.current`, says so when
+nothing is to be done, takes the deploy lock before the first change of a run (and decides again
+under it), and has the state read anew after each change.
+"""
+
+import getpass
+import json
+import platform
+from collections.abc import Callable, Generator, Iterable
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+from pyinfra import context, host
+from pyinfra.api import HiddenValue, StringCommand, operation
+from pyinfra.api.arguments_typed import PyinfraOperation
+from pyinfra.api.command import PyinfraCommand, QuoteString
+
+from deploy import _service, _tree, bundle, facts, follow, layout, pins
+
+P = ParamSpec("P")
+Entries = Iterable[_tree.Entry] | Callable[[], Iterable[_tree.Entry]]
+Commands = Generator[str | PyinfraCommand, None, None]
+
+
+def converging(decide: Callable[P, Commands]) -> PyinfraOperation[P]:
+    """Make an operation of a generator that yields nothing when all is settled."""
+
+    @wraps(decide)
+    def body(*args: P.args, **kwargs: P.kwargs) -> Commands:
+        due = decide(*args, **kwargs)
+        first = next(due, None)
+        if first is None:
+            host.noop("already as it shall be")
+            return
+        if context.state.is_executing and not facts.run().locked:
+            yield lock_command()
+            facts.run().locked = facts.current().known
+            facts.forget()
+            due = decide(*args, **kwargs)
+            first = next(due, None)
+            if first is None:
+                return
+        try:
+            yield first
+            yield from due
+        finally:
+            if context.state.is_executing:  # a plan changes nothing
+                facts.forget()
+
+    return operation()(body)
+
+
+def lock_command() -> StringCommand:
+    """Return the command that takes the deploy lock, or fails with who holds it."""
+    dsv4, owner, machine = str(layout.DSV4), getpass.getuser(), platform.node()
+    return StringCommand(
+        f"if [ -x {dsv4} ]; then {dsv4} lock --owner",
+        QuoteString(owner),
+        "--host",
+        QuoteString(machine),
+        "--token",
+        QuoteString(facts.run().token),
+        "; fi",
+    )
+
+
+def tool(*words: str, stdin: str | None = None) -> StringCommand:
+    """Return a call of one of our tools on the target; what is secret goes through stdin."""
+    command = StringCommand(str(layout.DSV4), *(QuoteString(word) for word in words))
+    if stdin is not None:
+        command.connector_arguments["_stdin"] = stdin
+    return command
+
+
+@converging
+def library() -> Commands:
+    """Have the target's tools in the version shipped here."""
+    if facts.current().library != bundle.library_hash():
+        yield StringCommand(bundle.install_command(), _stdin=bundle.archive())
+
+
+@converging
+def tree(step: str, entries: Entries) -> Commands:
+    """Have these files and directories as described, owner, group and mode included.
+
+    + step: the run-book step they belong to, for the record
+    + entries: what shall be there; a function when that is only known once earlier steps ran
+    """
+    due = _tree.due(facts.current(), entries() if callable(entries) else entries)
+    if due:
+        yield tool("tree", stdin=_tree.plan(step, due))
+
+
+@converging
+def packages(names: Iterable[str]) -> Commands:
+    """Have these Debian packages installed, in whatever version the machine's sources give.
+
+    + names: package names
+    """
+    missing = [name for name in names if facts.current().package(name) is None]
+    if missing:
+        yield tool("apt", *missing)
+
+
+@converging
+def accounts(wanted: dict[str, list[str]]) -> Commands:
+    """Have the system accounts, in those of the groups that the machine has.
+
+    + wanted: supplementary groups by account
+    """
+    state = facts.current()
+    on_machine = set(state.raw.get("groups", []))
+    due = [
+        f"{user}:{','.join(groups)}"
+        for user, groups in wanted.items()
+        if state.groups(user) is None or (set(groups) & on_machine) - set(state.groups(user) or [])
+    ]
+    if due:
+        yield tool("accounts", *due)
+
+
+@converging
+def tools_environment(lock_sha256: str) -> Commands:
+    """Have the guards' own environment made from the lock shipped here.
+
+    + lock_sha256: hash of that lock
+    """
+    if facts.current().tools != lock_sha256:
+        yield tool("tools")
+
+
+@converging
+def units_loaded(enabled: Iterable[str]) -> Commands:
+    """Have systemd know our unit files as they are on disk, and start these at boot.
+
+    + enabled: canonical unit names
+    """
+    state = facts.current()
+    wanted = list(enabled)
+    stale = [
+        name
+        for name in layout.UNITS
+        if state.unit(name).get("need_reload") == "yes"
+        or (
+            state.unit(name).get("load") == "not-found"
+            and state.path(unit_path(name))["kind"] == "file"
+        )
+    ]
+    if stale or not state.known:
+        yield "systemctl daemon-reload"
+    due = [name for name in wanted if state.unit(name).get("enabled") != "enabled"]
+    if due:
+        yield StringCommand("systemctl enable --quiet", *(QuoteString(name) for name in due))
+
+
+def unit_path(name: str) -> str:
+    """Return where a unit file of ours lies."""
+    return str(layout.SYSTEMD / name)
+
+
+@converging
+def revision_pinned(
+    pack: str, repo_id: str, endpoint: str | None, revision: str | None
+) -> Commands:
+    """Have the pack's revision decided once and for all, in inventories/pins/HOST.json.
+
+    + pack: name of the pack
+    + repo_id: its repository
+    + endpoint: another hub than the public one
+    + revision: the setting; it wins and needs no pin
+    """
+    if revision is None and pins.read(host.name).revision(pack) is None:
+        words = ["fetch", "--resolve", repo_id]
+        words += ["--endpoint", endpoint] if endpoint else []
+        yield follow.Pin(pack=pack, words=words)
+
+
+@converging
+def hub_token(pack: str, revision: Callable[[], str], token: HiddenValue | None) -> Commands:
+    """Have the Hub token on the target while a download needs it; the unit deletes it after.
+
+    + pack: name of the pack
+    + revision: its revision
+    + token: the token, if there is one
+    """
+    state = facts.current()
+    if token is None or state.pack(pack, revision()).get("complete"):
+        return
+    if not state.raw.get("hub_token"):
+        entry = _tree.File(
+            path=layout.HUB_TOKEN, content=f"{token.unmask()}\n".encode(), mode="600"
+        )
+        yield tool("tree", stdin=_tree.plan("model", [entry]))
+
+
+@converging
+def fetch_started(pack: str, revision: Callable[[], str]) -> Commands:
+    """Have the download under way, or done; `fetch_done` joins it later.
+
+    + pack: name of the pack
+    + revision: its revision, known once it is pinned
+    """
+    state = facts.current()
+    if state.pack(pack, revision()).get("complete"):
+        return
+    if state.unit(layout.UNIT_FETCH).get("active") not in {"active", "activating"}:
+        yield StringCommand(
+            "touch",
+            QuoteString(str(layout.FETCH_WANTED)),
+            f"&& systemctl reset-failed {layout.UNIT_FETCH} 2>/dev/null;",
+            f"systemctl start --no-block {layout.UNIT_FETCH}",
+        )
+
+
+@converging
+def fetch_done(pack: str, revision: Callable[[], str]) -> Commands:
+    """Have the whole pack on disk, every file by the Hub's own hash.
+
+    + pack: name of the pack
+    + revision: its revision
+    """
+    if not facts.current().pack(pack, revision()).get("complete"):
+        yield follow.Unit(layout.UNIT_FETCH, follow.fetch_line)
+
+
+@converging
+def runtime_built(identity: str) -> Commands:
+    """Have the runtime complete, built beside the one in service.
+
+    + identity: ID of the runtime
+    """
+    if not facts.current().runtimes.get(identity, {}).get("complete"):
+        unit = layout.UNIT_BUILD
+        yield f"systemctl reset-failed {unit} 2>/dev/null; systemctl start --no-block {unit}"
+        yield follow.Unit(layout.UNIT_BUILD, follow.build_line)
+
+
+@converging
+def runtime_in_service(identity: str, keep: int) -> Commands:
+    """Have the link of the runtime in service point at this one.
+
+    + identity: ID of the runtime
+    + keep: how many runtimes may stay on disk
+    """
+    if facts.current().current != identity:
+        yield tool("switch", identity, "--keep", str(keep))
+
+
+@converging
+def view_served(pack_root: Callable[[], Path], arguments: Iterable[str]) -> Commands:
+    """Have the served directory show this pack with its configuration put right.
+
+    + pack_root: the directory with the pristine files
+    + arguments: what else `dsv4 pack_config` is told
+    """
+    root = str(pack_root())
+    if facts.current().view.get("pack_root") != root:
+        yield tool("pack_config", "--pack-root", root, *arguments)
+
+
+@converging
+def service_running(wanted: _service.Wanted, patience_s: float) -> Commands:
+    """Have the service in the wanted state, started from what is on disk now.
+
+    + wanted: `running`, `stopped` or `keep`
+    + patience_s: how long a start may take
+    """
+    action = _service.decide(facts.current(), wanted)
+    yield from action.commands
+    if action.follow:
+        yield follow.Unit(layout.UNIT, follow.service_line, patience_s=patience_s)
+
+
+@converging
+def answer_checked() -> Commands:
+    """Have the model's answer checked once since this start of the service."""
+    state = facts.current()
+    unit = state.unit(layout.UNIT)
+    if unit.get("active") != "active":
+        return
+    if state.engine.get("verified", {}).get("invocation") != unit.get("invocation"):
+        yield tool("probe", "--record", unit["invocation"])
+
+
+@converging
+def receipt(body: Callable[[], dict[str, Any]]) -> Commands:
+    """Have a receipt of what is deployed now; a run that changed nothing leaves none.
+
+    + body: what the receipt says, read when all is done
+    """
+    due = body()
+    if facts.current().receipt.get("deployed") != due["deployed"]:
+        yield tool("receipt", "deploy", stdin=json.dumps(due))

@@ -1,0 +1,44 @@
+"""What was decided once for a host and holds from then on: inventories/pins/HOST.json.
+
+Commit these files: they are why the next deploy, from whichever controller, gets the same bytes.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy import layout
+from dsv4 import store
+
+
+@dataclass(frozen=True)
+class Pins:
+    """The pins of one host."""
+
+    packs: dict[str, str] = field(default_factory=dict)
+
+    def revision(self, pack: str) -> str | None:
+        """Return the pinned revision of a pack."""
+        return self.packs.get(pack)
+
+
+def path_of(host: str, directory: Path | None = None) -> Path:
+    """Return the file that holds a host's pins."""
+    safe = "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in host)
+    return (directory or layout.PINS) / f"{safe}.json"
+
+
+def read(host: str, directory: Path | None = None) -> Pins:
+    """Return a host's pins; a file that cannot be read stops the deploy, it is never guessed at."""
+    value = store.read_json(path_of(host, directory)) or {}
+    return Pins(packs=dict(value.get("packs", {})))
+
+
+def pin_revision(host: str, pack: str, revision: str, directory: Path | None = None) -> Path:
+    """Add a pack's revision to a host's pins and return the file."""
+    path = path_of(host, directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    value: dict[str, Any] = store.read_json(path) or {}
+    value["packs"] = {**value.get("packs", {}), pack: revision}
+    store.write_json(path, value)
+    return path

@@ -1,0 +1,48 @@
+"""Preflight: look before anything is touched, and stop a machine that cannot do the job."""
+
+import time
+
+from pyinfra import context, host, logger
+from pyinfra.api import deploy
+
+from deploy import _preflight, facts, layout, model, settings
+from deploy._state import State
+
+
+def job(chosen: settings.Settings, state: State) -> _preflight.Job:
+    """Return what the checks need to know of the settings and of what is there already."""
+    built = state.runtimes.get(chosen.runtime_id, {}).get("complete")
+    runtime_bytes = 0 if built else chosen.route_data.runtime_bytes
+    fetched = chosen.pack_dir is not None or state.pack(chosen.pack, model.revision(chosen)).get(
+        "complete"
+    )
+    return _preflight.Job(
+        route=chosen.route_data,
+        port=chosen.serve_port,
+        cuda_home=str(chosen.cuda_home),
+        need_bytes={
+            str(layout.ROOT): runtime_bytes,
+            # uv unpacks into its cache, from which a runtime is copied
+            str(layout.UV_CACHE): runtime_bytes,
+            str(layout.VAR): 0 if fetched else chosen.pack_data.bytes or 0,
+        },
+        now=time.time(),
+        token=facts.run().token,
+    )
+
+
+@deploy("Preflight")
+def apply() -> None:
+    """Check the machine; one that fails is left out of this run, with every reason at once."""
+    state = facts.current()
+    findings = _preflight.examine(job(settings.current(), state), state)
+    for finding in findings:
+        if finding.ok is None:
+            logger.info(f"{host.print_prefix}{finding.line()}")
+        elif finding.ok and finding.advice:
+            logger.warning(f"{host.print_prefix}{finding.line()}")
+    failures = [finding for finding in findings if finding.ok is False]
+    for finding in failures:
+        logger.error(f"{host.print_prefix}{finding.line()}")
+    if failures:
+        context.state.fail_hosts({context.ctx_host.get()})

@@ -1,0 +1,78 @@
+"""The service: configuration, units, watchdog, and a start that ends with a real token."""
+
+import json
+
+from pyinfra.api import deploy
+
+from deploy import facts, layout, operations, settings, units
+from deploy._render import template
+from deploy._state import State
+from deploy._tree import Entry, File
+
+
+def engine_unit(chosen: settings.Settings, state: State) -> units.EngineUnit:
+    """Return what the unit templates are filled with, for these settings on this machine."""
+    own_pack = () if chosen.pack_dir is None else (str(chosen.pack_dir),)
+    at_home = any(path.startswith(("/home/", "/root/")) for path in own_pack)
+    return units.EngineUnit(
+        model=chosen.served_name,
+        groups=tuple(state.raw.get("groups", [])),
+        api_key=str(layout.API_KEY) if chosen.serve_api_key else None,
+        start_timeout_s=units.start_timeout(
+            chosen.memory_gate_wait_s, chosen.service_start_timeout_s
+        ),
+        device_allow=units.CUDA_DEVICES if chosen.route_data.needs_cuda else (),
+        ip_allow=(
+            ()
+            if chosen.serve_media_domains
+            else ("localhost", *(str(net) for net in chosen.serve_allowed_subnets))
+        ),
+        protect_home="read-only" if at_home else "yes",
+        mounts=(str(layout.ROOT), str(layout.VAR), *own_pack),
+    )
+
+
+def entries(chosen: settings.Settings, state: State) -> list[Entry]:
+    """Return everything the engine starts from, and the units that guard it."""
+    guard = json.dumps(chosen.guard(), indent=1, sort_keys=True)
+    toolkit = (state.machine.get("toolkit") or {}).get("nvcc")
+    unit = engine_unit(chosen, state)
+    return [
+        File(
+            path=layout.SERVE_YAML,
+            content=chosen.serve_yaml_text().encode(),
+            group=layout.USER,
+            mode="640",
+        ),
+        File(path=layout.GUARD_JSON, content=guard.encode() + b"\n"),
+        File(
+            path=layout.ENVIRONMENT,
+            content=chosen.environment_text(toolkit).encode(),
+            group=layout.USER,
+            mode="640",
+        ),
+        *(
+            File(
+                path=layout.SYSTEMD / name,
+                content=template(layout.SYSTEMD / name, unit=unit),
+            )
+            for name in (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED)
+        ),
+    ]
+
+
+@deploy("Service")
+def apply() -> None:
+    """Have the service running from what is on disk, or as its owner left it."""
+    chosen = settings.current()
+    operations.tree(
+        name="Configure the service",
+        step="service",
+        entries=lambda: entries(chosen, facts.current()),
+    )
+    operations.units_loaded(name="Load the service units", enabled=[layout.UNIT])
+    operations.service_running(
+        name="Run the service",
+        wanted=chosen.service_state,
+        patience_s=units.start_timeout(chosen.memory_gate_wait_s, chosen.service_start_timeout_s),
+    )

@@ -1,0 +1,844 @@
+"""Settings: the one boundary between what an owner writes and everything else.
+
+Keys are flat and carry their concern in front (`serve_port`), as they stand in
+`inventories/group_data/` or after `--data`. This is the only reader of `host.data`. The whole
+inventory is checked before the first operation: all faults of all hosts in one answer, each with
+the setting's name, what it must be, what it was and what to do.
+
+`load` is pure. What needs pyinfra imports it where it is used, because importing pyinfra patches
+the standard library's sockets and threads.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
+from weakref import WeakKeyDictionary
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from deploy import _rules, layout, packs, presets, routes
+from deploy import _values as v
+from dsv4 import memory
+
+WHERE: Final = "set it in inventories/group_data/"
+
+PYINFRA_KEYS: Final = frozenset(
+    """
+    ssh_hostname ssh_port ssh_user ssh_password ssh_key ssh_key_password ssh_allow_agent
+    ssh_look_for_keys ssh_forward_agent ssh_config_file ssh_known_hosts_file
+    ssh_strict_host_key_checking ssh_paramiko_connect_kwargs ssh_connect_retries
+    ssh_connect_retry_min_delay ssh_connect_retry_max_delay ssh_file_transfer_protocol
+    fake_responses fake_delay fake_delay_jitter
+    docker_identifier docker_platform docker_architecture
+    """.split()  # noqa: SIM905 - one name a line would be a page
+)
+"""What pyinfra's own connectors read. By name and not by prefix: a misspelt one must not vanish."""
+
+RouteName = Annotated[
+    v.Text,
+    AfterValidator(v.one_of(routes.ROUTES)),
+    v.Must(f"one of {', '.join(routes.ROUTES)}"),
+]
+PresetName = Annotated[
+    v.Text,
+    AfterValidator(v.one_of(presets.PRESETS)),
+    v.Must(f"one of {', '.join(presets.PRESETS)}"),
+]
+PackName = Annotated[
+    v.Text,
+    AfterValidator(v.one_of(packs.PACKS)),
+    v.Must(f"one of {', '.join(packs.PACKS)}"),
+]
+RuntimeName = Annotated[
+    v.Text,
+    AfterValidator(v.matching(rf"({'|'.join(routes.ROUTES)})-[0-9a-f]{{12}}")),
+    v.Must("the ID of a runtime such as lab-0123456789ab"),
+]
+
+
+class Concern(BaseModel):
+    """Settings of one concern."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+
+
+class Choice(Concern):
+    """What is deployed."""
+
+    route: RouteName = Field(routes.DEFAULT, description="Which engine is built.")
+    preset: PresetName = Field("", description="Which tested set of serving values is used.")
+    pack: PackName = Field("", description="Which model is served.")
+
+
+class Cuda(Concern):
+    """The CUDA toolkit."""
+
+    cuda_home: v.AbsolutePath = Field(
+        Path("/usr/local/cuda-13.0"),
+        description="The CUDA toolkit that the engine compiles with, by its versioned directory.",
+    )
+
+
+class PackSettings(Concern):
+    """The pack on the machine."""
+
+    pack_dir: v.AbsolutePath | None = Field(
+        None, description="A download you have already; it is read and never written."
+    )
+    pack_revision: v.Commit | None = Field(
+        None, description="A commit of the pack; without it the first one seen is pinned."
+    )
+
+
+class Hub(Concern):
+    """Where packs come from."""
+
+    hub_endpoint: v.Url | None = Field(None, description="Another hub than the public one.")
+    hub_token_file: v.AbsolutePath | None = Field(
+        None,
+        description="A file on the controller with the Hub token, read when HF_TOKEN is not set.",
+    )
+
+
+class Fetch(Concern):
+    """The download."""
+
+    fetch_transport: Literal["xet", "http"] = Field(
+        "xet", description="How the download starts; a stalled xet falls back to http."
+    )
+    fetch_workers: v.Whole = Field(4, ge=1, le=16, description="Files downloaded at a time.")
+
+
+class Runtime(Concern):
+    """The engine's runtime."""
+
+    wheel_mirror: v.AbsolutePath | None = Field(
+        None, description="A directory of wheels on the machine, looked at beside its own indexes."
+    )
+    runtime_keep: v.Whole = Field(
+        2, ge=2, le=10, description="Runtimes kept on disk, the one in service included."
+    )
+
+
+class Serve(Concern):
+    """Serving. Unset values are the preset's."""
+
+    serve_host: v.Address = Field("127.0.0.1", description="The address the server listens on.")
+    serve_port: v.Whole = Field(
+        8899, ge=1024, le=65535, description="The port the server listens on."
+    )
+    serve_name: v.Name | None = Field(None, description="The model's name in requests.")
+    serve_api_key: v.Switch = Field(
+        False, description="Whether requests need the key in /etc/dsv4/credentials/api_key."
+    )
+    serve_tls_cert: v.AbsolutePath | None = Field(
+        None, description="The server's certificate, a file on the machine."
+    )
+    serve_tls_key: v.AbsolutePath | None = Field(
+        None, description="The key of that certificate, a file on the machine."
+    )
+    serve_plain_http: v.Switch = Field(
+        False, description="Accept that other machines reach the server without TLS."
+    )
+    serve_allowed_subnets: v.Networks = Field(
+        (), description="Networks that may reach a server which listens beyond the machine."
+    )
+    serve_media_domains: v.Domains = Field(
+        (), description="Hosts that images may be fetched from; without any, none are fetched."
+    )
+    serve_max_output_tokens: v.Whole = Field(
+        32768, ge=1, le=1048576, description="The most tokens one answer can have."
+    )
+    serve_max_model_len: v.Whole | None = Field(
+        None, ge=256, le=1048576, description="Tokens of context, prompt and answer together."
+    )
+    serve_max_num_seqs: v.Whole | None = Field(
+        None, ge=1, le=256, description="Requests worked on at a time."
+    )
+    serve_max_num_batched_tokens: v.Whole | None = Field(
+        None, ge=64, le=65536, description="Tokens worked on in one step."
+    )
+    serve_gpu_memory_utilization: v.Fraction | None = Field(
+        None, ge=0.05, le=0.95, description="The engine's share of the machine's memory."
+    )
+    serve_enforce_eager: v.Switch | None = Field(
+        None, description="Run without CUDA graphs: slower, and less that can go wrong."
+    )
+    serve_speculative_tokens: v.Whole | None = Field(
+        None, ge=0, le=30, description="Tokens the draft proposes at a time; 0 turns it off."
+    )
+    serve_capture_sizes: v.Sizes | None = Field(
+        None, description="Batch sizes that get a CUDA graph of their own."
+    )
+    serve_expandable_segments: v.Switch | None = Field(
+        None, description="Let the CUDA allocator grow its segments; long contexts need it."
+    )
+    serve_dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = Field(
+        None, description="Number format of what the pack does not fix."
+    )
+    serve_kv_cache_dtype: Literal["auto", "fp8"] | None = Field(
+        None, description="Number format of the key-value cache; unset, the pack's."
+    )
+    serve_prefix_caching: v.Switch | None = Field(
+        None, description="Keep the key-value cache of prompts for those that start alike."
+    )
+    serve_long_prefill_tokens: v.Whole | None = Field(
+        None, ge=0, le=1048576, description="Prompts from this length on wait behind short ones."
+    )
+
+
+class Memory(Concern):
+    """The memory equation and its guards. Defaults are field reports from GB10 machines."""
+
+    memory_total_gib: v.Number | None = Field(
+        None, ge=1, le=4096, description="Memory to check settings against; unset, the route's."
+    )
+    memory_host_use_gib: v.Number = Field(
+        5.9, ge=0, le=512, description="What the host uses beside the engine, GiB."
+    )
+    memory_headroom_margin_gib: v.Number = Field(
+        1.0, ge=0, le=64, description="What must stay free above the soft floor, GiB."
+    )
+    memory_lock_gib: v.Number = Field(
+        1.0, ge=0.05, le=64, description="Available memory at which the machine locks up, GiB."
+    )
+    memory_fall_gib_s: v.Number = Field(
+        14.0, ge=0.1, le=500, description="The fastest fall of available memory, GiB/s."
+    )
+    memory_sample_ms: v.Whole = Field(
+        100, ge=20, le=1000, description="Time between two samples of the watchdog, ms."
+    )
+    memory_reaction_ms: v.Whole = Field(
+        50, ge=1, le=1000, description="Time from a sample to a delivered kill, ms."
+    )
+    memory_spare_gib: v.Number = Field(
+        0.4, ge=0, le=64, description="A margin on the hard floor, GiB."
+    )
+    memory_soft_above_gib: v.Number = Field(
+        1.5, ge=0.1, le=64, description="How far the soft floor lies above the hard one, GiB."
+    )
+    memory_soft_samples: v.Whole = Field(
+        5,
+        ge=1,
+        le=100,
+        description="Samples in a row below the soft floor before the engine is asked to end.",
+    )
+    memory_term_grace_s: v.Number = Field(
+        5.0, ge=0, le=60, description="Time from asking the engine to end to killing it, s."
+    )
+    memory_gate_margin_gib: v.Number = Field(
+        1.5, ge=0, le=64, description="What must be free beyond the engine's share at start, GiB."
+    )
+    memory_gate_wait_s: v.Whole = Field(
+        120, ge=0, le=3600, description="How long a start waits for memory to come back, s."
+    )
+    memory_cache_drop: Literal["auto", "always", "never"] = Field(
+        "auto", description="When the pack's cached pages are dropped before a start."
+    )
+
+
+class Service(Concern):
+    """The service."""
+
+    service_state: Literal["running", "stopped", "keep"] = Field(
+        "keep", description="What the deploy leaves behind; keep respects a deliberate stop."
+    )
+    service_start_timeout_s: v.Whole = Field(
+        1800, ge=60, le=14400, description="How long a start may take, loading included, s."
+    )
+    service_request_timeout_s: v.Whole = Field(
+        120, ge=5, le=1800, description="How long the question that proves a start may take, s."
+    )
+
+
+class Commands(Concern):
+    """Settings that are commands: for one run, with `--data`."""
+
+    rollback_to: RuntimeName | None = Field(
+        None, description="Put this earlier runtime back in service."
+    )
+    rotate_key: v.Switch = Field(False, description="Replace the API key by a new one.")
+    pack_gc: v.Switch = Field(False, description="Remove packs that are no longer served.")
+
+
+CONCERNS: Final = (
+    Choice,
+    Serve,
+    Cuda,
+    PackSettings,
+    Hub,
+    Fetch,
+    Runtime,
+    Service,
+    Memory,
+    Commands,
+)
+
+UNSET: Final[Mapping[str, str]] = {
+    "preset": "the route's",
+    "pack": "the route's",
+    "serve_name": "the pack's",
+    "serve_kv_cache_dtype": "the pack's",
+    "memory_total_gib": "the route's",
+    **{
+        key: "the preset's"
+        for key in Serve.model_fields
+        if key.removeprefix("serve_") in presets.OVERRIDABLE
+    },
+}
+"""Where a value comes from that nobody set."""
+
+
+class Settings(Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, Memory, Commands):
+    """Every setting of one host, valid by itself and together.
+
+    The fields are what was set or its default; the properties are what follows from them. A
+    `serve_` field that is None means the preset's value: read `serving` for the one in force.
+    """
+
+    OVERRIDES: ClassVar[tuple[str, ...]] = tuple(
+        key.removeprefix("serve_") for key, origin in UNSET.items() if origin == "the preset's"
+    )
+
+    # What was chosen
+
+    @property
+    def route_data(self) -> routes.Route:
+        """The chosen route."""
+        return routes.ROUTES[self.route]
+
+    @property
+    def preset_data(self) -> presets.Preset:
+        """The chosen preset, as it stands."""
+        return presets.PRESETS[self.preset]
+
+    @property
+    def pack_data(self) -> packs.Pack:
+        """The chosen pack."""
+        return packs.PACKS[self.pack]
+
+    @cached_property
+    def serving(self) -> presets.Preset:
+        """The preset with what was overridden: the values in force."""
+        own = {name: getattr(self, f"serve_{name}") for name in self.OVERRIDES}
+        return replace(self.preset_data, **{k: val for k, val in own.items() if val is not None})
+
+    @property
+    def served_name(self) -> str:
+        """The model's name in requests."""
+        return self.serve_name or self.pack_data.served_name
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """Number format of the key-value cache."""
+        return self.serve_kv_cache_dtype or self.pack_data.kv_cache_dtype
+
+    @cached_property
+    def runtime_id(self) -> str:
+        """The runtime these settings ask for."""
+        return routes.runtime_id(self.route_data, self.route_data.lock.read_bytes())
+
+    # Memory
+
+    @property
+    def limits(self) -> memory.Limits:
+        """The constants of the memory equation."""
+        return memory.Limits(
+            lock_gib=self.memory_lock_gib,
+            fall_gib_s=self.memory_fall_gib_s,
+            sample_ms=self.memory_sample_ms,
+            reaction_ms=self.memory_reaction_ms,
+            spare_gib=self.memory_spare_gib,
+            soft_above_gib=self.memory_soft_above_gib,
+            host_use_gib=self.memory_host_use_gib,
+            headroom_margin_gib=self.memory_headroom_margin_gib,
+        )
+
+    @property
+    def floors(self) -> memory.Floors:
+        """Where the watchdog acts."""
+        return memory.floors(self.limits)
+
+    @property
+    def total_gib(self) -> float | None:
+        """The memory the settings were checked against; None until the machine was seen."""
+        return self.memory_total_gib or self.route_data.nominal_gib
+
+    def headroom_fault(self, total_gib: float) -> str | None:
+        """Return why these settings leave a machine of this size too little, None when they fit.
+
+        Preflight asks with what the machine really has.
+        """
+        fault = _rules.headroom(self, total_gib)
+        return None if fault is None else f"serve_gpu_memory_utilization: {fault}"
+
+    @property
+    def compile_jobs(self) -> int:
+        """Compilers that may run beside the served model."""
+        total, cores = self.total_gib, self.route_data.cores
+        if total is None or cores is None:
+            return 1
+        left = memory.steady_headroom(total, self.serving.gpu_memory_utilization, self.limits)
+        return memory.compile_jobs(left, cores)
+
+    # Access
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only the machine itself can reach the server."""
+        return _rules.is_loopback(self.serve_host)
+
+    @property
+    def url(self) -> str:
+        """Where the machine itself reaches the server."""
+        address = ip_address(self.serve_host)
+        if address.is_unspecified:
+            address = ip_address("127.0.0.1" if address.version == 4 else "::1")
+        host = f"[{address}]" if address.version == 6 else str(address)
+        return f"{'https' if self.serve_tls_cert else 'http'}://{host}:{self.serve_port}"
+
+    # What lands on the machine
+
+    def serve_yaml(self) -> dict[str, Any]:
+        """Return vLLM's flags by their long names; what is itself JSON is text."""
+        serving, pack = self.serving, self.pack_data
+        flags: dict[str, Any] = {
+            "model": str(layout.VIEW_CURRENT),
+            "served-model-name": self.served_name,
+            "host": self.serve_host,
+            "port": self.serve_port,
+            "max-model-len": serving.max_model_len,
+            "max-num-seqs": serving.max_num_seqs,
+            "max-num-batched-tokens": serving.max_num_batched_tokens,
+            "gpu-memory-utilization": serving.gpu_memory_utilization,
+            "enable-prefix-caching": serving.prefix_caching,
+            # One runaway answer of 714k tokens held a machine for hours
+            "override-generation-config": as_json({"max_new_tokens": self.serve_max_output_tokens}),
+            # An empty list would allow all; the reserved name below cannot exist
+            "allowed-media-domains": list(self.serve_media_domains) or ["none.invalid"],
+        }
+        if serving.dtype != "auto":
+            flags["dtype"] = serving.dtype
+        if self.kv_cache_dtype != "auto":
+            flags["kv-cache-dtype"] = self.kv_cache_dtype
+        if pack.exl3 is not None:
+            flags["quantization"] = "exl3"
+        if self.route_data.needs_cuda:
+            flags["tensor-parallel-size"] = 1
+        if serving.long_prefill_tokens:
+            flags["long-prefill-token-threshold"] = serving.long_prefill_tokens
+        if serving.enforce_eager:
+            flags["enforce-eager"] = True
+        elif self.route_data.needs_cuda:
+            graphs: dict[str, Any] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+            if serving.capture_sizes:
+                graphs["cudagraph_capture_sizes"] = list(serving.capture_sizes)
+            flags["compilation-config"] = as_json(graphs)
+        if serving.speculative_tokens:
+            draft = {
+                "method": pack.draft_method,
+                "num_speculative_tokens": serving.speculative_tokens,
+            }
+            flags["speculative-config"] = as_json(draft)
+        if pack.tool_parser:
+            flags |= {"enable-auto-tool-choice": True, "tool-call-parser": pack.tool_parser}
+        if pack.reasoning_parser:
+            flags["reasoning-parser"] = pack.reasoning_parser
+        if self.serve_tls_cert and self.serve_tls_key:
+            flags |= {
+                "ssl-certfile": str(self.serve_tls_cert),
+                "ssl-keyfile": str(self.serve_tls_key),
+            }
+        return flags
+
+    def serve_yaml_text(self) -> str:
+        """Return serve.yaml: a key a line, each value as JSON, which YAML reads as it is."""
+        lines = [f"{key}: {as_json(value)}" for key, value in sorted(self.serve_yaml().items())]
+        head = f"# vLLM's flags: route {self.route}, preset {self.preset}, pack {self.pack}."
+        return "\n".join([head, "# Written by the deploy, which puts edits back.", *lines, ""])
+
+    def guard(self) -> dict[str, Any]:
+        """Return guard.json: what hooks, watchdog and probes go by."""
+        floors, pack = self.floors, self.pack_data
+        return {
+            "schema": layout.SCHEMA,
+            "unit": layout.UNIT,
+            "user": layout.USER,
+            "url": self.url,
+            "host": self.serve_host,
+            "port": self.serve_port,
+            "served_name": self.served_name,
+            "view": str(layout.VIEW_CURRENT),
+            "pack_root": str(self.pack_dir or layout.PACKS),
+            "memory": {
+                "device": self.route_data.accelerator,
+                "utilisation": self.serving.gpu_memory_utilization,
+                "gate_margin_gib": self.memory_gate_margin_gib,
+                "gate_wait_s": self.memory_gate_wait_s,
+                "hard_floor_gib": round(floors.hard, 3),
+                "soft_floor_gib": round(floors.soft, 3),
+                "soft_samples": self.memory_soft_samples,
+                "sample_ms": self.memory_sample_ms,
+                "reaction_ms": self.memory_reaction_ms,
+                "lock_gib": self.memory_lock_gib,
+                "spare_gib": self.memory_spare_gib,
+                "term_grace_s": self.memory_term_grace_s,
+                "cache_drop": self.memory_cache_drop,
+            },
+            "ready": {
+                "timeout_s": self.service_start_timeout_s,
+                "prompt": pack.smoke[0].prompt,
+                "max_tokens": 8,
+                "request_timeout_s": self.service_request_timeout_s,
+            },
+            "probe": {
+                "questions": [
+                    {
+                        "prompt": smoke.prompt,
+                        "expect": [smoke.expect],
+                        "max_tokens": smoke.max_tokens,
+                        "chat": smoke.chat,
+                    }
+                    for smoke in pack.smoke
+                ]
+            },
+        }
+
+    def environment(self, toolkit: str | None = None) -> dict[str, str]:
+        """Return the engine's environment: plain words only, no JSON and no secret.
+
+        Compiled kernels are kept across restarts, apart for each runtime and toolkit: one made by
+        another toolkit fails at its first use. `toolkit` is its version, where it is known.
+        """
+        found = dict(self.route_data.service_env)
+        key = self.runtime_id
+        if self.route_data.needs_cuda:
+            key = f"{key}-{f'cuda-{toolkit}' if toolkit else self.cuda_home.name}"
+        cache = layout.CACHE / key
+        found |= {
+            "HF_HOME": str(cache / "hub"),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "VLLM_CACHE_ROOT": str(cache / "vllm"),
+            "VLLM_CONFIG_ROOT": str(cache / "vllm-config"),
+            "XDG_CACHE_HOME": str(cache / "xdg"),
+            # vLLM's own limit, 600 s, is shorter than a cold load
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(self.service_start_timeout_s),
+            # Its limit of 300 s a step is too short for a kernel compiled in mid-serve
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1800",
+            # A redirect would lead past the list of allowed domains
+            "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+        }
+        if not self.route_data.needs_cuda:
+            return found
+        ptxas = str(self.cuda_home / "bin/ptxas")
+        found |= {
+            "CUDA_CACHE_PATH": str(cache / "cuda"),
+            "CUDA_HOME": str(self.cuda_home),
+            "FLASHINFER_WORKSPACE_BASE": str(cache / "flashinfer"),
+            "TILELANG_CACHE_DIR": str(cache / "tilelang"),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            # The one inside Triton is older than this GPU; newer Tritons read the second name
+            "TRITON_PTXAS_PATH": ptxas,
+            "TRITON_PTXAS_BLACKWELL_PATH": ptxas,
+            # A kernel's compiler takes 3 to 8 GiB, beside a model that has the rest
+            "MAX_JOBS": str(self.compile_jobs),
+            "NVCC_THREADS": "1",
+            "FLASHINFER_NVCC_THREADS": "1",
+        }
+        if self.serving.expandable_segments:
+            found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        return found
+
+    def environment_text(self, toolkit: str | None = None) -> str:
+        """Return the file that systemd reads the environment from."""
+        lines = [f"{key}={value}" for key, value in sorted(self.environment(toolkit).items())]
+        return "\n".join(["# Written by the deploy, which puts edits back.", *lines, ""])
+
+    def fetch_spec(self, revision: str) -> dict[str, Any]:
+        """Return fetch.json: what dsv4-fetch downloads."""
+        return {
+            "schema": layout.SCHEMA,
+            "repo_id": self.pack_data.repo_id,
+            "name": self.pack,
+            "revision": revision,
+            "endpoint": self.hub_endpoint,
+            "transport": self.fetch_transport,
+            "workers": self.fetch_workers,
+        }
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything that was set, and the serving values in force, as plain data."""
+        own = self.model_dump(mode="json", exclude_none=True)
+        return {**own, "serving": json.loads(json.dumps(asdict(self.serving)))}
+
+
+def as_json(value: object) -> str:
+    """Return JSON in one line, the same for the same value."""
+    return json.dumps(value, sort_keys=True)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class SettingsError(ValueError):
+    """Settings are wrong; `faults` has one line for each."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(self.faults))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What data says: settings made of everything that is right, and what is wrong with the rest.
+
+    With faults the settings are no more than something to look for further faults in.
+    """
+
+    chosen: Settings
+    faults: tuple[str, ...]
+    wrong: frozenset[str]
+
+
+def load(data: Mapping[str, object]) -> Settings:
+    """Return the settings in `data`, or raise `SettingsError` with every fault there is."""
+    reading = read(data)
+    if reading.faults:
+        raise SettingsError(reading.faults)
+    return reading.chosen
+
+
+def read(data: Mapping[str, object]) -> Reading:
+    """Return what `data` says; never raises."""
+    own, faults = declared(data)
+    hints: dict[str, str] = {}
+    try:
+        Settings.model_validate(with_defaults(own))
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            hints.setdefault(str(detail["loc"][0]), hint_of(detail))
+    wrong = frozenset(hints)
+    faults += [fault_line(key, own[key], hints[key]) for key in own if key in wrong]
+    # What is right is looked at together, even when something else is wrong
+    right = {key: value for key, value in own.items() if key not in wrong}
+    chosen = Settings.model_validate(with_defaults(right))
+    for rule in _rules.RULES:
+        text = None if rule.needs & wrong else rule.check(chosen)
+        if text:
+            faults.append(f"{rule.key}: {text}")
+    ssh = None if "serve_port" in wrong else _rules.port_is_not_ssh(chosen, data)
+    if ssh:
+        faults.append(f"serve_port: {ssh}")
+    return Reading(chosen, tuple(faults), wrong)
+
+
+def declared(data: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+    """Split data into the settings in it and the faults of keys that are none; None is unset."""
+    own: dict[str, object] = {}
+    faults = []
+    for key, value in data.items():
+        if isinstance(key, str) and (key.startswith("_") or key in PYINFRA_KEYS):
+            continue
+        if isinstance(key, str) and key in Settings.model_fields:
+            if value is not None:
+                own[key] = value
+            continue
+        hint = v.near(key, [*Settings.model_fields, *PYINFRA_KEYS]) if isinstance(key, str) else ""
+        meant = f" ({hint})" if hint else ""
+        faults.append(
+            f"{v.shown(key)}: is no setting{meant}; take it out of inventories/ or --data"
+        )
+    return own, faults
+
+
+def with_defaults(own: Mapping[str, object]) -> dict[str, object]:
+    """Add the preset and the pack that a route stands for when none is named."""
+    name = own.get("route", routes.DEFAULT)
+    known = isinstance(name, str) and name in routes.ROUTES
+    route = routes.ROUTES[str(name) if known else routes.DEFAULT]
+    return {"preset": route.preset, "pack": route.pack, **own}
+
+
+def hint_of(detail: Any) -> str:
+    """Return what a validator had to say beyond "wrong", if anything."""
+    error = detail.get("ctx", {}).get("error")
+    return str(error) if isinstance(error, v.Hint) else ""
+
+
+def fault_line(key: str, value: object, hint: str) -> str:
+    """Return the line for one wrong value."""
+    got = v.shown(value) + (f": {hint}" if hint else "")
+    return f"{key}: must be {v.wanted(Settings.model_fields[key])} (got {got}); {WHERE}"
+
+
+# --- pyinfra --------------------------------------------------------------------------------------
+
+
+class Host(Protocol):
+    """What is read of a pyinfra host."""
+
+    name: str
+    groups: list[str]
+
+
+class Inventory(Protocol):
+    """What is read of a pyinfra inventory."""
+
+    def __iter__(self) -> Iterator[Host]: ...
+
+    def get_data(self) -> dict[str, Any]:
+        """Return the data of all hosts."""
+
+    def get_groups_data(self, groups: list[str]) -> dict[str, Any]:
+        """Return the data of groups, the last one counting most."""
+
+    def get_host_data(self, hostname: str) -> dict[str, Any]:
+        """Return a host's own data."""
+
+    def get_override_data(self) -> dict[str, Any]:
+        """Return what the command line says."""
+
+
+@dataclass(frozen=True)
+class HostFault:
+    """One line about one host."""
+
+    host: str
+    text: str
+
+
+class InventoryError(SettingsError):
+    """Settings of hosts are wrong; `faults` has one line for each fault, hosts in front."""
+
+    def __init__(self, faults: Sequence[HostFault]) -> None:
+        hosts: dict[str, list[str]] = defaultdict(list)
+        for fault in faults:
+            hosts[fault.text].append(fault.host)
+        super().__init__([f"{', '.join(names)}: {text}" for text, names in hosts.items()])
+
+
+def data_of(inventory: Inventory, host: Host, *, targeted: bool) -> dict[str, Any]:
+    """Return a host's data in pyinfra's order; `--data` counts for the hosts of this run only."""
+    return {
+        **inventory.get_data(),
+        **inventory.get_groups_data(host.groups),
+        **inventory.get_host_data(host.name),
+        **(inventory.get_override_data() if targeted else {}),
+    }
+
+
+def place_of(name: str, data: Mapping[str, object], chosen: Settings) -> _rules.Place:
+    """Return where a host's ports are."""
+    address = data.get("ssh_hostname")
+    address = address if isinstance(address, str) and address else name
+    return _rules.Place(
+        address="127.0.0.1" if address == "localhost" else address,
+        ssh_port=_rules.ssh_port(data),
+        serve_port=chosen.serve_port,
+    )
+
+
+def check_inventory(
+    inventory: Inventory, limit: Sequence[Host] | None = None
+) -> dict[str, Settings]:
+    """Return the settings of every host, or raise `InventoryError` with all faults of all hosts.
+
+    Hosts outside `limit` are checked too, without what `--data` says, which is not for them. That
+    this version can deploy their route is asked of the hosts of this run alone.
+    """
+    found: dict[str, Settings] = {}
+    places: dict[str, _rules.Place] = {}
+    faults: list[HostFault] = []
+    for host in inventory:
+        targeted = limit is None or host in limit
+        data = data_of(inventory, host, targeted=targeted)
+        reading = read(data)
+        found[host.name] = reading.chosen
+        faults += [HostFault(host.name, text) for text in reading.faults]
+        if "serve_port" not in reading.wrong:
+            places[host.name] = place_of(host.name, data, reading.chosen)
+        if targeted and "route" not in reading.wrong:
+            faults += [HostFault(host.name, it) for it in route_faults(reading.chosen.route_data)]
+    faults += [HostFault(name, text) for name, text in _rules.port_clashes(places).items()]
+    if faults:
+        raise InventoryError(faults)
+    return found
+
+
+def route_faults(route: routes.Route) -> list[str]:
+    """Return what keeps this version from deploying a route, with the routes that it can."""
+    usable = ", ".join(routes.usable()) or "none"
+    return [f"{text}; this version can deploy: {usable}" for text in routes.missing(route)]
+
+
+_checked: WeakKeyDictionary[object, dict[str, Settings]] = WeakKeyDictionary()
+
+
+def _all() -> dict[str, Settings]:
+    """Check the inventory of this run once, and turn faults into pyinfra's own kind of error."""
+    from pyinfra.context import host
+
+    inventory = host.inventory
+    if inventory not in _checked:
+        try:
+            _checked[inventory] = check_inventory(inventory, host.state.limit_hosts)
+        except InventoryError as error:
+            from deploy._refusal import Refusal
+
+            raise Refusal("the settings are wrong, nothing was changed", error.faults) from None
+    return _checked[inventory]
+
+
+def check() -> None:
+    """Stop the run before its first operation when a setting of any host is wrong."""
+    _all()
+
+
+def current() -> Settings:
+    """Return the settings of the host that is being worked on."""
+    from pyinfra.context import host
+
+    return _all()[host.name]
+
+
+# --- the README's table ---------------------------------------------------------------------------
+
+
+def default_of(key: str) -> str:
+    """Return a setting's default as the table shows it."""
+    default = Settings.model_fields[key].default
+    if key in UNSET:
+        return UNSET[key]
+    if default is None or default == ():
+        return "none"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def table() -> str:
+    """Return the README's table of settings."""
+    rows = ["| setting | default | must be | what it is |", "| --- | --- | --- | --- |"]
+    for concern in CONCERNS:
+        for key, field in concern.model_fields.items():
+            rows.append(
+                f"| `{key}` | {default_of(key)} | {v.wanted(field)} | {field.description} |"
+            )
+    return "\n".join(rows) + "\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table for the README."""
+    if list(argv) != ["--table"]:
+        sys.stderr.write("usage: python -m deploy.settings --table\n")
+        return 2
+    sys.stdout.write(table())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

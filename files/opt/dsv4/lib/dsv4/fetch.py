@@ -1,0 +1,565 @@
+"""Have a pack on disk, pristine, every file by the Hub's own hash; go on where the last try ended.
+
+Ends with 0 when the pack is complete, 1 when a person has to do something (terms, token, disk,
+settings), 3 when trying again later may help. The unit starts it again after 3 and not after 1.
+"""
+
+import argparse
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from dsv4 import layout, store, transfer
+from dsv4.hub import COMMIT, Hub, Refused, Remote, Unreachable, network_settings
+from dsv4.pack_verify import PART_SUFFIX, state_path
+from dsv4.transfer import DiskFull, Limits, Meter, Stopped
+
+PUBLIC: Final = "https://huggingface.co"
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+MOST_WORKERS: Final = 16
+MARGIN: Final = 0.02
+LARGEST_MARGIN: Final = 1 << 30
+"""Room to leave on the disk: 2 % of the pack, at most 1 GiB."""
+
+REPORT_S: Final = 1.0
+SAY_S: Final = 30.0
+RATE_OVER_S: Final = 15.0
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to fetch, as /etc/dsv4/fetch.json has it."""
+
+    repo_id: str
+    name: str
+    revision: str
+    endpoint: str = PUBLIC
+    workers: int = 4
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_spec(value: Mapping[str, Any], endpoint: str | None = None) -> Spec:
+    """Return a description checked field by field; raise `Refused` naming the wrong one."""
+
+    def text(key: str, pattern: re.Pattern[str], wanted: str) -> str:
+        found = value.get(key)
+        if not isinstance(found, str) or not pattern.fullmatch(found):
+            raise Refused(f"{key}: must be {wanted} (got {found!r}); the deploy writes it")
+        return found
+
+    transport = value.get("transport", "http")
+    if transport != "http":
+        raise Refused(f"transport: must be http (got {transport!r}); no other is offered")
+    workers = value.get("workers", 4)
+    if not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
+        raise Refused(f"workers: must be 1 to {MOST_WORKERS} (got {workers!r})")
+    return Spec(
+        repo_id=text("repo_id", re.compile(r"[^/\s]+/[^/\s]+"), "OWNER/NAME"),
+        name=text("name", NAME, "a plain directory name"),
+        revision=text("revision", COMMIT, "a commit of 40 hex digits"),
+        endpoint=choose_endpoint(value.get("endpoint") or endpoint),
+        workers=workers,
+        environment=network_settings(value.get("environment") or {}),
+    )
+
+
+def choose_endpoint(given: str | None) -> str:
+    """Return the hub to ask: the one given, the environment's, or the public one."""
+    found = (given or os.environ.get("HF_ENDPOINT") or PUBLIC).strip().rstrip("/")
+    if not re.match(r"https?://[^/\s]+", found):
+        raise Refused(f"endpoint: must begin with http:// or https:// (got {found!r})")
+    return found
+
+
+def both_units(count: float) -> str:
+    """Return a size as disks are sold (GB) and as tools print it (GiB)."""
+    if count < 1e8:
+        return f"{count / 1e6:.1f} MB ({count / (1 << 20):.1f} MiB)"
+    return f"{count / 1e9:.1f} GB ({count / (1 << 30):.1f} GiB)"
+
+
+def now() -> str:
+    """Return the time as state files have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def say(text: str) -> None:
+    """Tell the journal."""
+    sys.stderr.write(f"dsv4 fetch: {text}\n")
+    sys.stderr.flush()
+
+
+# State of one revision
+
+
+@dataclass
+class Record:
+    """REVISION.json: what the hub says of each file, and when its bytes were last found right."""
+
+    path: Path
+    repo_id: str
+    revision: str
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    complete: bool = False
+    error: str | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def save(self) -> None:
+        """Write it; a full disk must not hide what we were about to report."""
+        with self.lock, contextlib.suppress(OSError):
+            store.write_json(
+                self.path,
+                {
+                    "repo_id": self.repo_id,
+                    "revision": self.revision,
+                    "complete": self.complete,
+                    "error": self.error,
+                    "files": self.files,
+                },
+            )
+
+    def trusts(self, root: Path, name: str) -> bool:
+        """Return whether this very file was verified before and has not been touched since."""
+        known = self.files.get(name, {})
+        if not known.get("verified"):
+            return False
+        try:
+            facts = (root / name).stat()
+        except OSError:
+            return False
+        return (facts.st_size, facts.st_mtime_ns) == (known.get("size"), known.get("mtime_ns"))
+
+    def verified(self, root: Path, name: str) -> None:
+        """Note that a file's bytes are the hub's."""
+        with self.lock:
+            self.files[name] |= {
+                "verified": now(),
+                "mtime_ns": (root / name).stat().st_mtime_ns,
+            }
+        self.save()
+
+
+def open_record(root: Path, spec: Spec) -> Record:
+    """Return the revision's record; one that speaks of another repository is refused."""
+    path = state_path(root)
+    value = store.read_json_or(path, {})
+    known = value.get("repo_id", spec.repo_id)
+    if known != spec.repo_id:
+        raise Refused(
+            f"{path}: belongs to {known}, not to {spec.repo_id}; give this pack another name, or"
+            f" remove {root} and its record"
+        )
+    files = value.get("files")
+    rows = files.items() if isinstance(files, dict) else ()
+    return Record(
+        path,
+        spec.repo_id,
+        spec.revision,
+        files={name: dict(row) for name, row in rows if isinstance(row, dict)},
+        complete=value.get("complete") is True,
+    )
+
+
+def adopt(record: Record, remotes: list[Remote]) -> None:
+    """Take the hub's listing; what was verified stays so while its hash is the same."""
+    known, record.files = record.files, {}
+    for remote in remotes:
+        row: dict[str, Any] = {
+            "size": remote.size,
+            "sha256": remote.sha256,
+            "blob_sha1": remote.blob_sha1,
+            "verified": None,
+        }
+        old = known.get(remote.name, {})
+        if all(old.get(key) == row[key] for key in ("size", "sha256", "blob_sha1")):
+            row |= {key: old[key] for key in ("verified", "mtime_ns") if key in old}
+        record.files[remote.name] = row
+    record.complete = False
+
+
+# What is there, and whether the rest fits
+
+
+def sort_out(root: Path, remotes: list[Remote], record: Record) -> list[Remote]:
+    """Return the files to bring; verify those that are there, remove what belongs to none."""
+    missing = []
+    for remote in remotes:
+        path = root / remote.name
+        if record.trusts(root, remote.name):
+            continue
+        if transfer.verify(path, remote):
+            record.verified(root, remote.name)
+            continue
+        if path.is_dir() and not path.is_symlink():
+            raise Refused(f"{path}: is a directory where the pack has a file; remove it")
+        if path.exists() or path.is_symlink():
+            say(f"{remote.name}: not what the hub has; only this file is fetched again")
+            path.unlink()
+        missing.append(remote)
+    wanted = {transfer.part_path(root, remote) for remote in missing}
+    for part in set(root.rglob(f".*{PART_SUFFIX}")) - wanted:
+        part.unlink()
+    return missing
+
+
+def part_sizes(root: Path, missing: list[Remote]) -> int:
+    """Return the bytes of those files that arrived earlier."""
+    total = 0
+    for remote in missing:
+        with contextlib.suppress(OSError):
+            total += min(transfer.part_path(root, remote).stat().st_size, remote.size)
+    return total
+
+
+def other_parts(root: Path) -> list[Path]:
+    """Return partial files of other revisions of the pack: nobody is bringing those now."""
+    return [part for part in root.parent.rglob(f".*{PART_SUFFIX}") if root not in part.parents]
+
+
+def make_room(root: Path, needed: int, total: int) -> None:
+    """Raise `DiskFull` unless the rest of the pack fits; other tries' leftovers go first."""
+    margin = min(int(total * MARGIN), LARGEST_MARGIN)
+    for part in other_parts(root):
+        if shutil.disk_usage(root).free >= needed + margin:
+            return
+        say(f"{part}: an unfinished file of another revision, removed for its space")
+        part.unlink()
+    free = shutil.disk_usage(root).free
+    if free < needed + margin:
+        raise DiskFull(
+            f"{root}: needs {both_units(needed)} more and {both_units(margin)} to spare,"
+            f" {both_units(free)} is free there; free {both_units(needed + margin - free)} and"
+            " start the download again"
+        )
+
+
+# Progress
+
+
+class Progress:
+    """What a deploy and a person see of the work: a small file, and now and then a line."""
+
+    def __init__(self, path: Path, meter: Meter, total: int) -> None:
+        """Report to `path`; a place we may not write to is no reason to stop."""
+        self.path, self.meter, self.total = path, meter, total
+        self.samples: deque[tuple[float, int]] = deque([(time.monotonic(), meter.done)])
+        self.over = threading.Event()
+        self.said_at = time.monotonic()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def rate(self) -> float:
+        """Return bytes a second over the last while."""
+        moment, done = time.monotonic(), self.meter.done
+        self.samples.append((moment, done))
+        while len(self.samples) > 2 and moment - self.samples[0][0] > RATE_OVER_S:
+            self.samples.popleft()
+        began, had = self.samples[0]
+        return max(0.0, (done - had) / (moment - began)) if moment > began else 0.0
+
+    def write(self, state: str, error: str | None = None) -> None:
+        """Write the file once."""
+        rate, left = self.rate(), self.total - self.meter.done
+        value = {
+            "state": state,
+            "done_bytes": self.meter.done,
+            "total_bytes": self.total,
+            "rate": round(rate),
+            "eta_s": round(left / rate) if rate and state == "running" else None,
+            "error": error,
+            "transport": "http",
+        }
+        with contextlib.suppress(OSError):
+            store.write_json(self.path, value)
+
+    def run(self) -> None:
+        """Report until the work is over."""
+        while not self.over.wait(REPORT_S):
+            self.write("running")
+            if time.monotonic() - self.said_at >= SAY_S:
+                self.said_at = time.monotonic()
+                say(f"{both_units(self.meter.done)} of {both_units(self.total)}")
+
+    def end(self, state: str, error: str | None = None) -> None:
+        """Stop reporting and leave the outcome."""
+        self.over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        self.write(state, error)
+
+
+# The work
+
+
+@contextlib.contextmanager
+def alone(packs: Path) -> Iterator[None]:
+    """Hold the right to write below `packs`; it ends with the process, however that ends."""
+    descriptor = os.open(packs / ".fetch.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Refused(f"{packs}: another download is at work there; wait for it") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def become_owner(packs: Path) -> None:
+    """Go on as whoever owns the packs: files of root's there would stop the unit's next run."""
+    facts = packs.stat()
+    if os.geteuid() == 0 and facts.st_uid != 0:
+        os.setgroups([])
+        os.setgid(facts.st_gid)
+        os.setuid(facts.st_uid)
+
+
+def patiently(question: Callable[[], Any], meter: Meter, limits: Limits) -> Any:
+    """Return the hub's answer, asking again while that may help."""
+    pause = 0.5
+    while True:
+        try:
+            return question()
+        except Unreachable as error:
+            if error.wait_s is not None:
+                meter.hold(error.wait_s)
+            elif meter.idle_s() > limits.patience_s:
+                raise
+            say(f"{error}; trying again")
+            meter.pause(pause)
+            pause = min(transfer.LONGEST_PAUSE_S, pause * 2)
+
+
+def bring(
+    hub: Hub, spec: Spec, root: Path, missing: list[Remote], record: Record, work: "Work"
+) -> None:
+    """Bring the missing files, several at a time, largest first; the first failure stops all."""
+
+    def one(remote: Remote) -> None:
+        transfer.fetch(hub, spec.repo_id, spec.revision, root, remote, work.meter, work.limits)
+        record.verified(root, remote.name)
+
+    with ThreadPoolExecutor(spec.workers) as pool:
+        jobs = [pool.submit(one, r) for r in sorted(missing, key=lambda r: (-r.size, r.name))]
+        try:
+            wait(jobs, return_when=FIRST_EXCEPTION)
+        finally:
+            if any(failed(job) for job in jobs):
+                work.meter.stop.set()
+                pool.shutdown(cancel_futures=True)
+    for job in jobs:
+        error = failed(job)
+        if error and not isinstance(error, Stopped):
+            raise error
+
+
+def failed(job: "Future[None]") -> BaseException | None:
+    """Return a finished job's error."""
+    return job.exception() if job.done() and not job.cancelled() else None
+
+
+@dataclass
+class Work:
+    """One run: where it writes, how patient it is, what it reports to."""
+
+    packs: Path
+    progress_path: Path
+    limits: Limits
+    meter: Meter = field(default_factory=Meter)
+    progress: Progress | None = None
+
+    def run(self, spec: Spec, token: str | None) -> dict[str, Any]:
+        """Have the pack complete and return what was done."""
+        root = self.packs / spec.name / spec.revision
+        root.mkdir(parents=True, exist_ok=True)
+        record = open_record(root, spec)
+        total = sum(int(row.get("size") or 0) for row in record.files.values())
+        if record.complete and all(record.trusts(root, name) for name in record.files):
+            self.meter.done = total
+            return self.done(root, record, 0)
+        try:
+            fetched = self.fetch(spec, token, root, record)
+        except (Refused, Unreachable, DiskFull, OSError) as error:
+            record.error = str(error)
+            if record.files:
+                record.save()
+            raise
+        return self.done(root, record, fetched)
+
+    def fetch(self, spec: Spec, token: str | None, root: Path, record: Record) -> int:
+        """Bring what is missing and return how many files that were."""
+        hub = Hub(spec.endpoint, token, self.limits.stall_s)
+        remotes = patiently(lambda: hub.files(spec.repo_id, spec.revision), self.meter, self.limits)
+        adopt(record, remotes)
+        record.save()
+        missing = sort_out(root, remotes, record)
+        if missing:
+            smallest = min(missing, key=lambda remote: remote.size)
+            patiently(
+                lambda: hub.check_access(spec.repo_id, spec.revision, smallest),
+                self.meter,
+                self.limits,
+            )
+            total = sum(remote.size for remote in remotes)
+            absent = sum(remote.size for remote in missing)
+            needed = absent - part_sizes(root, missing)
+            make_room(root, needed, total)
+            self.meter.done = total - needed
+            say(
+                f"{spec.repo_id} at {spec.revision}: {len(missing)} of {len(remotes)} files to"
+                f" bring, {both_units(needed)} of {both_units(total)}, from {spec.endpoint}"
+            )
+            self.progress = Progress(self.progress_path, self.meter, total)
+            self.progress.write("running")
+            self.progress.thread.start()
+            bring(hub, spec, root, missing, record, self)
+        record.complete, record.error = True, None
+        record.save()
+        return len(missing)
+
+    def done(self, root: Path, record: Record, fetched: int) -> dict[str, Any]:
+        """Report the good end."""
+        total = sum(int(row["size"]) for row in record.files.values())
+        self.meter.done = total
+        (self.progress or Progress(self.progress_path, self.meter, total)).end("done")
+        say(f"{root}: complete, {len(record.files)} files, {both_units(total)}, all verified")
+        return {
+            "ok": True,
+            "root": str(root),
+            "files": len(record.files),
+            "bytes": total,
+            "files_fetched": fetched,
+            "bytes_fetched": self.meter.fetched,
+        }
+
+    def fail(self, error: str) -> None:
+        """Report the bad end."""
+        self.meter.stop.set()
+        progress = self.progress or Progress(self.progress_path, self.meter, 0)
+        progress.end("failed", error)
+
+
+def words_of(error: Exception) -> str:
+    """Return one clear line about a failure."""
+    if isinstance(error, DiskFull):
+        text = str(error)
+        if "start the download again" in text:
+            return text
+        return f"{text}: the disk is full; free some space and start the download again"
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"{error.filename}: the disk is full; free some space and start the download again"
+    return str(error)
+
+
+def exit_code(error: Exception) -> int:
+    """Return 3 for what may pass by itself, 1 for what a person has to change."""
+    return 3 if isinstance(error, Unreachable) else 1
+
+
+def read_token(path: Path | None) -> str | None:
+    """Return the token: stripped, because a copied line end would be sent as part of it."""
+    if path is None or not path.exists():
+        return None
+    return path.read_text().strip() or None
+
+
+def credential(name: str) -> Path | None:
+    """Return what systemd handed over under this name, None when run by hand."""
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    return Path(directory) / name if directory else None
+
+
+def default_spec() -> Path:
+    """Return where the description is: handed over by the unit, or where the deploy put it."""
+    handed = credential("fetch.json")
+    return handed if handed and handed.exists() else layout.FETCH_JSON
+
+
+def resolve(options: argparse.Namespace, token: str | None) -> int:
+    """Print the commit a repository's branch is at."""
+    try:
+        hub = Hub(choose_endpoint(options.endpoint), token, options.stall_s)
+        limits = Limits(options.stall_s, min(options.patience_s, 30.0))
+        commit = patiently(lambda: hub.resolve(options.resolve, options.revision), Meter(), limits)
+    except (Refused, Unreachable) as error:
+        say(str(error))
+        print(json.dumps({"ok": False, "error": str(error)}))
+        return exit_code(error)
+    print(json.dumps({"ok": True, "revision": commit}))
+    return 0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(prog="dsv4 fetch", description=__doc__)
+    parser.add_argument("--spec", type=Path, help="what to fetch (handed over by the unit)")
+    parser.add_argument("--token-file", type=Path, help="token of the hub, if it needs one")
+    parser.add_argument("--packs", type=Path, default=layout.PACKS)
+    parser.add_argument("--progress", type=Path, default=layout.FETCH_PROGRESS)
+    parser.add_argument("--endpoint", help="the hub to ask when the description names none")
+    parser.add_argument("--resolve", metavar="REPO", help="print the commit of REPO and stop")
+    parser.add_argument("--revision", default="main", help="branch to resolve")
+    parser.add_argument("--stall-s", type=float, default=60.0, help="longest silence of a line")
+    parser.add_argument(
+        "--patience-s", type=float, default=900.0, help="give up after so long without a byte"
+    )
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Fetch one pack, or resolve one revision."""
+    options = parse(argv)
+    os.umask(0o022)
+    work = Work(options.packs, options.progress, Limits(options.stall_s, options.patience_s))
+    try:
+        token = read_token(options.token_file or credential("hub_token"))
+        if options.resolve:
+            return resolve(options, token)
+        value = store.read_json(options.spec or default_spec())
+        if value is None:
+            raise Refused(f"{options.spec or default_spec()}: is not there; the deploy writes it")
+        spec = parse_spec(value, options.endpoint)
+        os.environ.update(spec.environment)
+        become_owner(options.packs)
+        signal.signal(signal.SIGTERM, lambda *_: leave(work))
+        with alone(options.packs):
+            found = work.run(spec, token)
+    except (Refused, Unreachable, DiskFull, OSError, store.BrokenState) as error:
+        text = words_of(error)
+        work.fail(text)
+        say(text)
+        if options.json:
+            print(json.dumps({"ok": False, "error": text}))
+        return exit_code(error)
+    if options.json:
+        print(json.dumps(found))
+    return 0
+
+
+def leave(work: Work) -> None:
+    """End at once: what arrived is on disk, and the next run goes on from there."""
+    work.meter.stop.set()
+    with contextlib.suppress(Exception):
+        progress = work.progress or Progress(work.progress_path, work.meter, 0)
+        progress.write("failed", "stopped before it was complete")
+    os._exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

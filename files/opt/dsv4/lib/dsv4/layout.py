@@ -1,0 +1,77 @@
+"""Every path, user and unit name on the target, once.
+
+The deploy and the tools on the machine read this same file, so the two sides cannot disagree.
+"""
+
+from pathlib import Path
+from typing import Final
+
+SCHEMA: Final = 1
+
+# Ours, root's: code and runtimes
+ROOT: Final = Path("/opt/dsv4")
+LIB: Final = ROOT / "lib"
+TOOLS: Final = ROOT / "tools"
+TOOLS_PYTHON: Final = TOOLS / "bin/python"
+BIN: Final = ROOT / "bin"
+DSV4: Final = BIN / "dsv4"
+LOCKS: Final = ROOT / "locks"
+RUNTIMES: Final = ROOT / "runtimes"
+CURRENT: Final = ROOT / "current"
+PREVIOUS: Final = ROOT / "previous"
+WHEELS: Final = ROOT / "wheels"
+
+# What the owner decided
+ETC: Final = Path("/etc/dsv4")
+SERVE_YAML: Final = ETC / "serve.yaml"
+GUARD_JSON: Final = ETC / "guard.json"
+ENVIRONMENT: Final = ETC / "environment"
+FETCH_JSON: Final = ETC / "fetch.json"
+BUILD_JSON: Final = ETC / "build.json"
+CREDENTIALS: Final = ETC / "credentials"
+API_KEY: Final = CREDENTIALS / "api_key"
+HUB_TOKEN: Final = CREDENTIALS / "hub_token"
+RECORD_JSON: Final = ETC / "record.json"
+
+# What grows
+VAR: Final = Path("/var/lib/dsv4")
+PACKS: Final = VAR / "packs"
+FETCH_WANTED: Final = PACKS / ".fetch-wanted"
+VIEWS: Final = VAR / "views"
+VIEW_CURRENT: Final = VIEWS / "current"
+CACHE: Final = VAR / "cache"
+WATCHDOG_RECORDS: Final = VAR / "watchdog"
+METRICS: Final = VAR / "metrics"
+METRICS_FILE: Final = METRICS / "dsv4.prom"
+RECEIPTS: Final = VAR / "receipts"
+UV_CACHE: Final = Path("/var/cache/dsv4/uv")
+LOGS: Final = Path("/var/log/dsv4")
+
+# What a boot forgets
+RUN: Final = Path("/run/dsv4")
+STARTED_JSON: Final = RUN / "started.json"
+PHASE_JSON: Final = RUN / "phase.json"
+RESTARTS_JSON: Final = RUN / "restarts.json"
+REFUSED_JSON: Final = RUN / "refused.json"
+FINGERPRINT_SALT: Final = RUN / "fingerprint.salt"
+FETCH_PROGRESS: Final = Path("/run/dsv4-fetch/fetch.json")
+"""In a directory of its own: the fetcher's user may not write beside the hooks' files."""
+BUILD_PROGRESS: Final = RUN / "build.json"
+VERIFIED_JSON: Final = RUN / "verified.json"
+LOCK: Final = RUN / "deploy.lock"
+
+PROFILE: Final = Path("/etc/profile.d/dsv4-cuda.sh")
+NEEDRESTART: Final = Path("/etc/needrestart/conf.d/dsv4.conf")
+SYSTEMD: Final = Path("/etc/systemd/system")
+UNIT: Final = "dsv4.service"
+UNIT_WATCHDOG: Final = "dsv4-watchdog.service"
+UNIT_UNGUARDED: Final = "dsv4-unguarded.service"
+UNIT_FETCH: Final = "dsv4-fetch.service"
+UNIT_BUILD: Final = "dsv4-build.service"
+UNITS: Final = (UNIT, UNIT_WATCHDOG, UNIT_UNGUARDED, UNIT_FETCH, UNIT_BUILD)
+
+USER: Final = "dsv4"
+USER_FETCH: Final = "dsv4-fetch"
+
+MOUNTS: Final = (ROOT, VAR, UV_CACHE, Path("/tmp"))  # noqa: S108 - asked for its space only
+"""Where bytes of ours land: the mounts preflight looks at."""

@@ -1,0 +1,452 @@
+"""Build the served directory: links to the pristine pack, with our config.json where it needs one.
+
+The engine picks its quantisation by config.json before any flag, and the hub's copy of an EXL3 pack
+may describe another route: then the model balloons past the memory, or answers with empty text.
+Editing the download would fight its verification, so the right file is put beside it. A view is
+named by its content and never changes; `current` moves to the next one in a single rename.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from dsv4 import layout, store
+from dsv4.pack_verify import (
+    INDEX,
+    SUFFIX,
+    BadShard,
+    read_header,
+    read_index,
+    state_path,
+    why_unreadable,
+)
+
+CONFIG: Final = "config.json"
+ELSEWHERE: Final = "quantization_config.json"
+
+Policy = Literal["bf16_as_stored", "official_source_native"]
+
+EXPERT: Final = re.compile(r"layers\.(\d+)\.ffn\.experts\.\d+\.w[123]\.trellis")
+BITS_OF_TRELLIS: Final = {32: 2, 48: 3, 64: 4, 80: 5, 96: 6}
+"""Last dimension of a trellis tensor and the bits it stands for; the plugin takes 2 to 6."""
+
+BASE_BITS: Final = 2
+CODEBOOKS: Final = ("mcg", "mul1")
+FIXED: Final[Mapping[str, Any]] = {
+    "quant_method": "exl3",
+    "head_bits": 16,
+    "scope": "dsv4_routed_experts_only",
+    "serving_reader_qualified": False,
+    "mtp_experts": "source",
+}
+DELEGATE: Final[Mapping[str, Any]] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "scale_fmt": "ue8m0",
+    "weight_block_size": [128, 128],
+}
+"""How what is no routed expert is stored, for the policy that serves it so."""
+
+VERSION: Final = "0.0.43"
+TOPK_METHOD: Final = "noaux_tc"
+
+
+class Refused(ValueError):
+    """The pack cannot be served as it is; the text says what is wrong and what to do."""
+
+
+# The configuration, pure
+
+
+def parse_config(data: bytes) -> dict[str, Any]:
+    """Return a config.json, read strictly: a doubled key is one that somebody did not see."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            keys = [key for key, _ in pairs]
+            doubled = sorted({key for key in keys if keys.count(key) > 1})
+            raise Refused(f"{CONFIG}: has {', '.join(doubled)} twice; keep the right one")
+        return value
+
+    try:
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)
+    except UnicodeDecodeError as error:
+        raise Refused(f"{CONFIG}: is not UTF-8 text ({error})") from error
+    except json.JSONDecodeError as error:
+        raise Refused(f"{CONFIG}: is no JSON ({error}); fetch it again") from error
+    if not isinstance(value, dict):
+        raise Refused(f"{CONFIG}: holds {type(value).__name__}, not an object; fetch it again")
+    return value
+
+
+def is_exl3(config: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> bool:
+    """Return whether the pack itself says it is EXL3."""
+    blocks = (config.get("quantization_config"), elsewhere)
+    methods = [block.get("quant_method") for block in blocks if isinstance(block, Mapping)]
+    return any(str(method).lower() == "exl3" for method in methods)
+
+
+def layer_bits(tensors: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[int, int]:
+    """Return bits by layer from the shapes in shard headers; experts of a layer must agree."""
+    found: dict[int, int] = {}
+    for name, entry in tensors:
+        match = EXPERT.fullmatch(name)
+        if not match:
+            continue
+        width = entry["shape"][-1] if entry.get("shape") else None
+        bits = BITS_OF_TRELLIS.get(width) if isinstance(width, int) else None
+        if bits is None:
+            raise Refused(f"{name}: a trellis {width} wide is none the plugin reads (2 to 6 bits)")
+        layer = int(match[1])
+        if found.setdefault(layer, bits) != bits:
+            raise Refused(
+                f"layer {layer}: has experts of {found[layer]} and of {bits} bits; the pack is"
+                " damaged or mixed from two"
+            )
+    return found
+
+
+def stated_bits(block: Mapping[str, Any]) -> dict[int, int]:
+    """Return the layers a configuration names; a malformed one is refused, never guessed at."""
+    stated = block.get("layer_bits") or {}
+    try:
+        return {int(layer): int(bits) for layer, bits in stated.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise Refused(f"{CONFIG}: layer_bits is {stated!r}, not layers and bits") from None
+
+
+def check_stated(block: Mapping[str, Any], found: Mapping[int, int]) -> None:
+    """Refuse a configuration that contradicts the shards it came with."""
+    stated = stated_bits(block)
+    if not stated:
+        return
+    base = block.get("bits", BASE_BITS)
+    wrong = [
+        f"layer {layer}: {stated.get(layer, base)} in {CONFIG}, {bits} in the shards"
+        for layer, bits in sorted(found.items())
+        if stated.get(layer, base) != bits
+    ] + [
+        f"layer {layer}: {bits} in {CONFIG}, none in the shards"
+        for layer, bits in sorted(stated.items())
+        if layer not in found
+    ]
+    if wrong:
+        raise Refused(
+            f"{CONFIG} and shards disagree on bits ({'; '.join(wrong[:4])}); verify the pack"
+            " (dsv4 pack_verify --full), and report it to its author if its bytes are right"
+        )
+
+
+def exl3_config(
+    config: Mapping[str, Any],
+    elsewhere: Mapping[str, Any],
+    found: Mapping[int, int],
+    policy: Policy,
+) -> dict[str, Any]:
+    """Return the configuration the plugin needs, from the pack's own and from shard headers.
+
+    Keys we do not know are kept, here and inside the quantisation block: the pack's author or a
+    newer plugin may need them. `elsewhere` is quantization_config.json, which the engine ignores.
+    """
+    if not found:
+        raise Refused("no shard holds EXL3 experts (layers.N.ffn.experts.E.wI.trellis)")
+    if config.get("topk_method") != TOPK_METHOD:
+        raise Refused(
+            f"{CONFIG}: topk_method must be {TOPK_METHOD} (got {config.get('topk_method')!r});"
+            " without it the engine drops every routing bias and answers nonsense"
+        )
+    own = config.get("quantization_config")
+    if own is not None and not isinstance(own, Mapping):
+        raise Refused(f"{CONFIG}: quantization_config holds {type(own).__name__}, not an object")
+    layers = config.get("num_hidden_layers")
+    if not isinstance(layers, int) or layers != max(found) + 1:
+        raise Refused(
+            f"{CONFIG}: num_hidden_layers is {layers!r}, the shards hold experts of"
+            f" {max(found) + 1} layers"
+        )
+    if absent := sorted(set(range(layers)) - set(found)):
+        raise Refused(f"layers {absent}: no shard holds their experts; fetch the pack again")
+    # Of another method's block only what is not about its method may stay, and that cannot be told
+    known = [dict(b) for b in (elsewhere, own or {}) if is_exl3({}, b)]
+    block: dict[str, Any] = {key: value for part in known for key, value in part.items()}
+    check_stated(block, found)
+    codebook = block.get("codebook", CODEBOOKS[0])
+    if codebook not in CODEBOOKS:
+        raise Refused(f"{CONFIG}: codebook must be one of {', '.join(CODEBOOKS)} (got {codebook})")
+    base = min(found.values())
+    delegate = block.get("non_routed_quantization")
+    block |= FIXED
+    block |= {
+        "bits": base,
+        "codebook": codebook,
+        "non_routed_dtype_policy": policy,
+        "version": block.get("version", VERSION),
+        "layer_bits": {str(layer): bits for layer, bits in sorted(found.items()) if bits != base},
+        "mtp_experts_start_layer": layers,
+        "non_routed_quantization": {
+            **(delegate if isinstance(delegate, Mapping) else {}),
+            **DELEGATE,
+        },
+    }
+    out = {key: value for key, value in config.items() if key != "quantization_config"}
+    if out.get("text_config") == {}:
+        # The engine would take the empty part for the language model's whole configuration
+        del out["text_config"]
+    return {**out, "quantization_config": block}
+
+
+def encode(config: Mapping[str, Any]) -> bytes:
+    """Return a configuration as bytes that are the same every time."""
+    return json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+# The pack on disk
+
+
+@dataclass(frozen=True)
+class View:
+    """What a view shows: files of one pack by name, and the files that are ours."""
+
+    pack_root: Path
+    files: tuple[str, ...]
+    facts: tuple[str, ...]
+    own: Mapping[str, bytes]
+
+    @property
+    def identity(self) -> str:
+        """Return the name that stands for exactly this content."""
+        whole = hashlib.sha256(f"{self.pack_root}\0".encode())
+        for line in self.facts:
+            whole.update(f"{line}\0".encode())
+        for name, data in sorted(self.own.items()):
+            whole.update(f"{name}\0{store.sha256_bytes(data)}\0".encode())
+        return whole.hexdigest()[:16]
+
+
+def visible_files(root: Path) -> list[str]:
+    """Return the pack's files, without hidden ones (the hub's own, and a downloader's)."""
+    found = []
+    for directory, folders, names in os.walk(root, followlinks=False):
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+        base = Path(directory).relative_to(root)
+        found += [str(base / name) for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def tensors_of(root: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield every tensor's header entry, shard by shard."""
+    placed, faults = read_index(root)
+    if faults:
+        raise Refused(str(faults[0]))
+    shards = sorted(set(placed.values())) if placed else [p.name for p in root.glob(f"*{SUFFIX}")]
+    for shard in shards:
+        try:
+            tensors, _ = read_header(root / shard)
+        except BadShard as error:
+            raise Refused(f"{shard}: {error}; fetch it again") from error
+        except OSError as error:
+            raise Refused(f"{shard}: {why_unreadable(root / shard, error)}") from error
+        yield from tensors.items()
+
+
+def file_facts(root: Path, name: str, known: Mapping[str, Any]) -> str:
+    """Return a line that tells a file's content apart, without reading a large one.
+
+    The fetcher's record has the hub's hash. Without a record a shard is known by size and header,
+    anything else by its bytes.
+    """
+    path = root / name
+    recorded = known.get(name, {})
+    if digest := recorded.get("sha256") or recorded.get("blob_sha1"):
+        return f"{name}\0{recorded.get('size')}\0{digest}"
+    size = path.stat().st_size
+    with path.open("rb") as handle:
+        head = handle.read(8)
+        length = size if not name.endswith(SUFFIX) else int.from_bytes(head, "little")
+        head += handle.read(min(length, size))
+    return f"{name}\0{size}\0{store.sha256_bytes(head)}"
+
+
+def plan(root: Path, policy: Policy | None, *, allow_code: bool) -> View:
+    """Return the view a pack should be served through; raise `Refused` when it should not be."""
+    state = store.read_json(state_path(root))
+    if state is not None and not state.get("complete"):
+        raise Refused(f"{root}: its download is not complete; wait for dsv4-fetch")
+    try:
+        names = visible_files(root)
+        raw = (root / CONFIG).read_bytes()
+    except OSError as error:
+        raise Refused(f"{root / CONFIG}: {why_unreadable(root / CONFIG, error)}") from error
+    code = [name for name in names if name.endswith((".py", ".pyc", ".so"))]
+    if code and not allow_code:
+        raise Refused(
+            f"{root}: holds program code ({', '.join(code[:3])}), which a model needs none of;"
+            " use a pack without, or allow it knowingly (--allow-code)"
+        )
+    if broken := [name for name in names if not (root / name).exists()]:
+        raise Refused(f"{root}: {broken[0]} is a link to nothing; complete the pack")
+    placed, _ = read_index(root)
+    absent = sorted(set(placed.values()) - set(names)) if placed else []
+    if absent:
+        raise Refused(f"{root}: {', '.join(absent[:3])} is missing, which {INDEX} names")
+    config = parse_config(raw)
+    elsewhere = {}
+    if ELSEWHERE in names:
+        elsewhere = parse_config((root / ELSEWHERE).read_bytes())
+    own: dict[str, bytes] = {}
+    if policy is not None:
+        fixed = exl3_config(config, elsewhere, layer_bits(tensors_of(root)), policy)
+        if fixed != config:
+            own[CONFIG] = encode(fixed)
+    elif is_exl3(config, elsewhere):
+        raise Refused(
+            f"{CONFIG}: this is an EXL3 pack, and its entry has no EXL3 facts"
+            f" (--exl3-policy {' or '.join(get_args(Policy))})"
+        )
+    known = (state or {}).get("files", {})
+    linked = tuple(name for name in names if name not in own)
+    facts = tuple(file_facts(root, name, known) for name in linked)
+    return View(pack_root=root, files=linked, facts=facts, own=own)
+
+
+# The view on disk
+
+
+def matches(directory: Path, view: View) -> bool:
+    """Return whether a directory shows exactly this view."""
+    try:
+        shown = set(visible_files(directory))
+        return (
+            shown == {*view.files, *view.own}
+            and all(
+                (directory / name).is_symlink()
+                and (directory / name).readlink() == view.pack_root / name
+                for name in view.files
+            )
+            and all((directory / name).read_bytes() == data for name, data in view.own.items())
+        )
+    except OSError:
+        return False
+
+
+def is_current(views: Path, view: View) -> bool:
+    """Return whether the served directory is this view already."""
+    link = views / layout.VIEW_CURRENT.name
+    return (
+        link.is_symlink()
+        and link.readlink() == Path(view.identity)
+        and matches(views / view.identity, view)
+    )
+
+
+@contextlib.contextmanager
+def alone(views: Path) -> Iterator[None]:
+    """Hold the right to change views."""
+    descriptor = os.open(views / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def build(views: Path, view: View) -> None:
+    """Put the view in its place, whole or not at all."""
+    place = views / view.identity
+    if matches(place, view):
+        return
+    made = Path(tempfile.mkdtemp(dir=views, prefix=".new-"))
+    try:
+        made.chmod(0o755)
+        for name in view.files:
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).symlink_to(view.pack_root / name)
+        for name, data in view.own.items():
+            store.write_bytes(made / name, data)
+        if place.exists():
+            place.rename(Path(tempfile.mkdtemp(dir=views, prefix=".old-")) / "view")
+        made.rename(place)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    store.sync_directory(views)
+
+
+def serve(views: Path, view: View) -> bool:
+    """Have the view built and served; return whether anything changed."""
+    views.mkdir(parents=True, exist_ok=True)
+    with alone(views):
+        for stale in (*views.glob(".new-*"), *views.glob(".old-*")):
+            shutil.rmtree(stale, ignore_errors=True)
+        if is_current(views, view):
+            return False
+        build(views, view)
+        link = views / f".{layout.VIEW_CURRENT.name}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(view.identity)
+        link.replace(views / layout.VIEW_CURRENT.name)
+        store.sync_directory(views)
+        for stale in views.glob(".old-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+    return True
+
+
+def main(argv: list[str]) -> int:
+    """Have one pack served through a view, or say whether it is."""
+    parser = argparse.ArgumentParser(prog="dsv4 pack_config", description=__doc__)
+    parser.add_argument("--pack-root", type=Path, required=True, help="directory of the pack")
+    parser.add_argument("--views", type=Path, default=layout.VIEWS)
+    parser.add_argument(
+        "--exl3-policy", choices=get_args(Policy), help="how what is no routed expert is served"
+    )
+    parser.add_argument("--allow-code", action="store_true", help="serve a pack with Python files")
+    parser.add_argument("--check", action="store_true", help="change nothing; 1 when it differs")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    os.umask(0o022)
+    root = Path(os.path.abspath(options.pack_root))  # noqa: PTH100 - its links stay as given
+    changed = False
+    try:
+        view = plan(root, options.exl3_policy, allow_code=options.allow_code)
+        if options.check:
+            ok = is_current(options.views, view)
+        else:
+            changed, ok = serve(options.views, view), True
+    except (Refused, store.BrokenState, OSError) as error:
+        sys.stderr.write(f"dsv4 pack_config: {error}\n")
+        if options.json:
+            print(json.dumps({"ok": False, "error": str(error)}))
+        return 1 if isinstance(error, Refused) else 3
+    if not ok:
+        sys.stderr.write(
+            f"dsv4 pack_config: {options.views / layout.VIEW_CURRENT.name} does not show {root};"
+            " run it without --check\n"
+        )
+    if options.json:
+        found = {
+            "ok": ok,
+            "changed": changed,
+            "id": view.identity,
+            "path": str(options.views / view.identity),
+            "pack_root": str(root),
+            "own": sorted(view.own),
+        }
+        print(json.dumps(found))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

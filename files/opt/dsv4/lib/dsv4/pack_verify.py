@@ -1,0 +1,376 @@
+"""Say whether a pack on disk is whole: every shard's structure, the index both ways, sizes, hashes.
+
+A loader takes a shard that is a sign-in page for a header "too large", and fills tensors of a
+missing one with whatever the memory held. Here each fault names its file and its likely cause.
+Structure and sizes cost one small read a file; `--full` reads every byte.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dsv4 import store
+
+INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+SUFFIX: Final = ".safetensors"
+PART_SUFFIX: Final = ".part"
+HEADER_LIMIT: Final = 100_000_000
+"""The format's own bound on a header."""
+
+BITS: Final = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""Bits of one element; a type that is not here is not checked for size."""
+
+LOOKS_LIKE: Final = (
+    (b"version https://git-lfs", "it is a git-lfs pointer; the file itself was never fetched"),
+    (b"<", "it is a web page; a proxy or sign-in page answered in place of the hub"),
+    (b'{"', "it is a JSON answer of the hub, most likely an error"),
+    (b"PK\x03\x04", "it is a zip archive"),
+    (b"\x1f\x8b", "it is compressed; a proxy packed it"),
+)
+
+MOST_SHOWN: Final = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: the file it is in, and a clause that says what and why."""
+
+    file: str
+    fault: str
+
+    def __str__(self) -> str:
+        """Return one line for a person."""
+        return f"{self.file}: {self.fault}"
+
+
+class BadShard(ValueError):
+    """A file is no safetensors shard; the text says what it looks like."""
+
+
+def looks_like(head: bytes) -> str:
+    """Return what the beginning of a file that is no shard tells about it."""
+    stripped = head.lstrip()
+    for mark, cause in LOOKS_LIKE:
+        if stripped.startswith(mark):
+            return cause
+    if head and not any(head):
+        return "it begins with zeros; the disk filled up or the machine lost power in mid-write"
+    return "it is not a safetensors file"
+
+
+def parse_header(head: bytes, size: int) -> dict[str, Any]:
+    """Return the tensors a shard's header lists; `head` is at least the header, if it is one.
+
+    Raises `BadShard`. Offsets are relative to the end of the header, as the format has them.
+    """
+    if size == 0:
+        raise BadShard("is empty; the download never began")
+    if size < 8:
+        raise BadShard(f"is {size} bytes long; {looks_like(head)}")
+    length = int.from_bytes(head[:8], "little")
+    if length > HEADER_LIMIT or length < 2:
+        raise BadShard(looks_like(head))
+    if size < 8 + length:
+        raise BadShard(f"is cut short inside its header, by at least {8 + length - size} bytes")
+    try:
+        header = json.loads(head[8 : 8 + length])
+    except ValueError as error:
+        raise BadShard(f"has a damaged header ({error})") from error
+    if not isinstance(header, dict):
+        raise BadShard("has a header that is no JSON object")
+    header.pop("__metadata__", None)
+    return header
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Return how many bytes a tensor takes, None for a type we do not know."""
+    bits = BITS.get(dtype)
+    return None if bits is None else (math.prod(shape) * bits + 7) // 8
+
+
+def check_layout(tensors: Mapping[str, Any], data_size: int) -> str | None:
+    """Return what is wrong with the tensors' places in the data, None when they fill it exactly."""
+    spans = []
+    known: dict[tuple[str, tuple[int, ...]], int | None] = {}
+    for name, entry in tensors.items():
+        try:
+            begin, end = entry["data_offsets"]
+            key = (entry["dtype"], tuple(entry["shape"]))
+            if key not in known:
+                known[key] = tensor_bytes(*key)
+            wanted = known[key]
+            if begin < 0 or begin > end or (wanted is not None and wanted != end - begin):
+                return f"gives {name} {end - begin} bytes where its shape needs {wanted}"
+        except (KeyError, TypeError, ValueError):
+            return f"describes {name} in a way that is not the format's"
+        spans.append((begin, end))
+    spans.sort()
+    reached = 0
+    for begin, end in spans:
+        if begin != reached:
+            return f"has tensors that overlap or leave a gap at byte {reached} of its data"
+        reached = end
+    if reached > data_size:
+        return f"is cut short by {reached - data_size} bytes"
+    if reached < data_size:
+        return f"has {data_size - reached} bytes after its last tensor"
+    return None
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return a shard's tensors and the size of its data; raises `BadShard` or `OSError`."""
+    with path.open("rb", buffering=0) as handle:
+        size = handle.seek(0, 2)
+        handle.seek(0)
+        head = handle.read(64)
+        length = int.from_bytes(head[:8], "little")
+        if 64 < 8 + length <= min(size, 8 + HEADER_LIMIT):
+            handle.seek(0)
+            head = handle.read(8 + length)
+    tensors = parse_header(head, size)
+    return tensors, size - 8 - length
+
+
+def why_unreadable(path: Path, error: OSError) -> str:
+    """Return a clause about a file that is named but cannot be read."""
+    if path.is_symlink() and not path.exists():
+        return f"is a link to {path.readlink()}, which is not there"
+    if path.is_dir():
+        return "is a directory"
+    if isinstance(error, FileNotFoundError):
+        return "is missing"
+    return f"cannot be read ({error.strerror})"
+
+
+def read_index(root: Path) -> tuple[dict[str, str] | None, list[Finding]]:
+    """Return which tensor is in which shard; None when the pack has no index."""
+    try:
+        value = json.loads((root / INDEX).read_bytes())
+    except FileNotFoundError:
+        return None, []
+    except (OSError, ValueError) as error:
+        return None, [Finding(INDEX, f"is no index ({error}); fetch it again")]
+    placed = value.get("weight_map") if isinstance(value, dict) else None
+    if not isinstance(placed, dict) or not placed:
+        return None, [Finding(INDEX, "has no weight_map; fetch it again")]
+    return placed, []
+
+
+def compare_index(
+    placed: Mapping[str, str], shards: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Yield where index and shards disagree, both ways; shards that are not there are not ours."""
+    absent: dict[str, list[str]] = {}
+    for tensor, shard in placed.items():
+        if shard in shards and tensor not in shards[shard]:
+            absent.setdefault(shard, []).append(tensor)
+    for shard, tensors in absent.items():
+        yield Finding(shard, f"lacks {names(tensors)}, which the index puts there")
+    for shard, tensors_of in shards.items():
+        extra = [tensor for tensor in tensors_of if placed.get(tensor) != shard]
+        unknown = [tensor for tensor in extra if tensor not in placed]
+        doubled = [tensor for tensor in extra if tensor in placed]
+        if unknown:
+            yield Finding(shard, f"holds {names(unknown)}, which the index does not know")
+        if doubled:
+            yield Finding(shard, f"holds {names(doubled)}, which the index puts elsewhere")
+
+
+def names(tensors: list[str]) -> str:
+    """Return a list of names that stays readable when it is long."""
+    shown = ", ".join(sorted(tensors)[:MOST_SHOWN])
+    more = len(tensors) - MOST_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+@dataclass
+class Report:
+    """What a check found, and what it counted on the way."""
+
+    findings: list[Finding] = field(default_factory=list)
+    files: int = 0
+    shards: int = 0
+    tensors: int = 0
+    bytes: int = 0
+    hashed: int = 0
+
+    def add(self, file: str, fault: str) -> None:
+        """Note one fault."""
+        self.findings.append(Finding(file, fault))
+
+    @property
+    def bad_files(self) -> list[str]:
+        """The files to fetch again."""
+        return sorted({finding.file for finding in self.findings})
+
+
+def check_structure(root: Path) -> Report:
+    """Return what the shards and the index say about each other."""
+    report = Report()
+    placed, faults = read_index(root)
+    report.findings += faults
+    wanted = set(placed.values()) if placed else set()
+    present = {path.name for path in root.glob(f"*{SUFFIX}")}
+    if not placed and not faults:
+        wanted = present or {SINGLE}
+        if len(present) > 1:
+            report.add(INDEX, f"is missing, and {len(present)} shards need one")
+    if placed:
+        for name in sorted(present - wanted):
+            report.add(name, "is in no index; a leftover of another revision, remove it")
+    shards: dict[str, Mapping[str, Any]] = {}
+    for name in sorted(wanted):
+        try:
+            tensors, data_size = read_header(root / name)
+        except BadShard as error:
+            report.add(name, str(error))
+        except OSError as error:
+            report.add(name, why_unreadable(root / name, error))
+        else:
+            shards[name] = tensors
+            report.shards += 1
+            report.tensors += len(tensors)
+            if fault := check_layout(tensors, data_size):
+                report.add(name, fault)
+    if placed:
+        report.findings += compare_index(placed, shards)
+    return report
+
+
+def check_sizes(root: Path, wanted: Mapping[str, Mapping[str, Any]], report: Report) -> None:
+    """Compare every file the hub named with what is on disk."""
+    for name, facts in sorted(wanted.items()):
+        path = root / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            report.add(name, why_unreadable(path, error))
+            continue
+        report.files += 1
+        report.bytes += size
+        expected = facts.get("size")
+        if size != expected:
+            over = size - int(expected or 0)
+            report.add(name, f"is {abs(over)} bytes too {'long' if over > 0 else 'short'}")
+
+
+def hash_of(path: Path, facts: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return wanted and found hash in the form the hub gave, None when it gave none."""
+    if facts.get("sha256"):
+        with path.open("rb") as handle:
+            return str(facts["sha256"]), hashlib.file_digest(handle, "sha256").hexdigest()
+    if facts.get("blob_sha1"):
+        data = path.read_bytes()
+        digest = hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
+        digest.update(data)
+        return str(facts["blob_sha1"]), digest.hexdigest()
+    return None
+
+
+def check_hashes(
+    root: Path, wanted: Mapping[str, Mapping[str, Any]], report: Report, workers: int
+) -> None:
+    """Read every byte and compare with the hub's hashes, largest files first."""
+
+    def check(name: str) -> Finding | None:
+        try:
+            pair = hash_of(root / name, wanted[name])
+        except OSError as error:
+            return Finding(name, why_unreadable(root / name, error))
+        if pair is None:
+            return Finding(name, "has no hash on record; fetch the pack again to get one")
+        if pair[0] != pair[1]:
+            return Finding(name, f"holds other bytes than the hub's ({pair[1]}, not {pair[0]})")
+        return None
+
+    already = set(report.bad_files)
+    todo = sorted(set(wanted) - already, key=lambda name: -int(wanted[name].get("size") or 0))
+    with ThreadPoolExecutor(workers) as pool:
+        report.findings += [finding for finding in pool.map(check, todo) if finding]
+    report.hashed = len(todo)
+
+
+def leftovers(root: Path) -> list[str]:
+    """Return partial files of an unfinished download."""
+    return sorted(str(path.relative_to(root)) for path in root.rglob(f".*{PART_SUFFIX}"))
+
+
+def state_path(root: Path) -> Path:
+    """Return where the fetcher keeps what the hub says of this revision."""
+    return root.with_name(f"{root.name}.json")
+
+
+def check(root: Path, state: Mapping[str, Any] | None, *, full: bool, workers: int) -> Report:
+    """Return everything that is wrong with a pack; `state` is the fetcher's record, if any."""
+    report = check_structure(root)
+    wanted = (state or {}).get("files", {})
+    check_sizes(root, wanted, report)
+    if state is not None and not state.get("complete"):
+        reason = state.get("error") or "dsv4-fetch has more to do"
+        report.add(root.name, f"is not complete: {reason}")
+    elif state is not None:
+        for name in leftovers(root):
+            report.add(name, "is a leftover of a download that is over; remove it")
+    if full:
+        check_hashes(root, wanted, report, workers)
+    return report
+
+
+def main(argv: list[str]) -> int:
+    """Check one pack."""
+    parser = argparse.ArgumentParser(prog="dsv4 pack_verify", description=__doc__)
+    parser.add_argument("--pack-root", type=Path, required=True, help="directory of the pack")
+    parser.add_argument("--state", type=Path, help="the fetcher's record (REVISION.json beside it)")
+    parser.add_argument("--full", action="store_true", help="compare every byte by hash")
+    parser.add_argument("--workers", type=int, default=4, help="files hashed at once")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    root = options.pack_root
+    try:
+        if not root.is_dir():
+            raise store.BrokenState(f"{root}: is no directory; give the pack's own")
+        state = store.read_json(options.state or state_path(root))
+        if options.full and state is None:
+            raise store.BrokenState(
+                f"{root}: no record of the hub's hashes beside it; only structure can be checked"
+            )
+        report = check(root, state, full=options.full, workers=max(1, options.workers))
+    except (store.BrokenState, OSError) as error:
+        sys.stderr.write(f"dsv4 pack_verify: {error}\n")
+        if options.json:
+            print(json.dumps({"ok": False, "error": str(error)}))
+        return 3
+    for finding in report.findings:
+        sys.stderr.write(f"dsv4 pack_verify: {finding}\n")
+    if options.json:
+        found = {
+            "ok": not report.findings,
+            "findings": [{"file": f.file, "fault": f.fault} for f in report.findings],
+            "files": report.files,
+            "shards": report.shards,
+            "tensors": report.tensors,
+            "bytes": report.bytes,
+            "hashed": report.hashed,
+        }
+        print(json.dumps(found))
+    return 1 if report.findings else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""/run/dsv4/phase.json: how far a start has come, for readers that must not ask the engine.
+
+Phases: starting, loading, profiling, ready, stopping, stopped, failed. The directory is root's and
+every writer is a root hook, so the engine cannot claim a phase it is not in.
+"""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from dsv4 import layout, store
+
+PHASES: Final = ("starting", "loading", "profiling", "ready", "stopping", "stopped", "failed")
+
+
+def write(name: str, detail: dict[str, Any] | None = None, path: Path = layout.PHASE_JSON) -> None:
+    """Note a phase; `since` stays what it was while only the detail moves on.
+
+    Failing to write is no reason to fail a start: whoever reads it then sees an older phase.
+    """
+    before = store.read_json_or(path, {})
+    invocation = os.environ.get("INVOCATION_ID", "")
+    same = before.get("phase") == name and before.get("invocation") == invocation
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    value = {
+        "phase": name,
+        "detail": detail or {},
+        "since": before.get("since", now) if same else now,
+        "invocation": invocation,
+    }
+    try:
+        store.write_json(path, value)
+    except OSError:
+        return
+
+
+def read_of(invocation: str, path: Path = layout.PHASE_JSON) -> dict[str, Any]:
+    """Return the detail that this start has left, empty for another start's."""
+    value = store.read_json_or(path, {})
+    detail = value.get("detail")
+    known = bool(invocation) and value.get("invocation") == invocation
+    return detail if known and isinstance(detail, dict) else {}

@@ -1,0 +1,401 @@
+"""Wait until the engine has produced one real token, and say meanwhile how far the load is.
+
+`/health` answers 200 while nothing is generated, so ready means: the right model's name, and text
+from it. Runs after the start as the unit's ExecStartPost, as root, so that only root writes the
+phase and the engine cannot claim one. `systemctl start` returns when this does, with its verdict.
+"""
+
+import argparse
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dsv4 import cgroup, engine_api, guard, layout, phase, processes
+from dsv4.notify import notify
+
+POLL_S: Final = 0.5
+LOOK_EVERY_S: Final = 1.0
+TELL_EVERY_S: Final = 30.0
+CORE_GONE_S: Final = 3.0
+QUIET_S: Final = 10.0
+TRIES: Final = 3
+GIB: Final = 1 << 30
+JOURNAL_LINES: Final = 400
+
+
+class NotReady(Exception):
+    """The engine will not serve; the text says why."""
+
+
+# What the engine's own log means
+
+KNOWN: Final = (
+    (
+        r"Free memory on device.*is less than desired GPU memory utilization.*",
+        "refused memory",
+        "the engine found less free memory than its share; see the memory gate's line above",
+    ),
+    (
+        r"Error in memory profiling.*",
+        "memory moved while it profiled",
+        "something released or took memory during the start; a second try usually passes",
+    ),
+    (
+        r"(?:No available memory for the cache blocks|.*larger than the maximum number of tokens"
+        r" that can be stored in KV cache|.*KV cache is needed, which is larger than).*",
+        "no room for the KV cache",
+        "lower the context length, or raise the utilisation as far as the settings allow",
+    ),
+    (
+        r"(?:torch\.)?(?:cuda\.)?OutOfMemoryError.*|.*CUDA out of memory.*",
+        "out of memory",
+        "lower the utilisation",
+    ),
+    (
+        r".*Value 'sm_\w+' is not defined for option 'gpu-name'.*",
+        "ptxas is too old",
+        "TRITON_PTXAS_PATH must name the toolkit's ptxas",
+    ),
+    (r".*[Aa]ddress already in use.*", "the port is taken", "see who listens there"),
+    (
+        r".*CUDA error: initialization error.*|.*Failed to initialize NVML.*"
+        r"|.*Found no NVIDIA driver.*",
+        "the GPU cannot be reached",
+        "check `nvidia-smi`; after a driver upgrade reboot",
+    ),
+)
+ERROR_LINE: Final = re.compile(r"\b(\w+(?:Error|Exception)\b.*)")
+SAYS_NOTHING: Final = "See root cause above"
+
+
+def classify(log: str) -> str:
+    """Return what an engine's log says about its end, empty when it says nothing we know."""
+    for pattern, name, hint in KNOWN:
+        if found := re.search(f"^.*?({pattern})$", log, re.MULTILINE):
+            return f"{name}: {found.group(1).strip()[:240]}; {hint}"
+    errors = [line for line in ERROR_LINE.findall(log) if SAYS_NOTHING not in line]
+    return str(errors[-1]).strip()[:240] if errors else ""
+
+
+def journal(invocation: str) -> str:
+    """Return the last lines this start has logged."""
+    if not invocation:
+        return ""
+    query = [f"_SYSTEMD_INVOCATION_ID={invocation}", "-o", "cat", "--no-pager"]
+    try:
+        done = subprocess.run(
+            ["journalctl", *query, "-n", str(JOURNAL_LINES)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+# Progress
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the load is: weight files seen mapped, bytes they have, bytes read from disk."""
+
+    shard: int
+    of: int
+    gib: float
+    rate: float
+    mapped: int
+
+    def words(self) -> str:
+        """Return it for a status line."""
+        rate = f", {self.rate:.2f} GiB/s from disk" if self.rate > 0 else ""
+        return f"{self.shard} of {self.of} weight files, {self.gib:.1f} GiB{rate}"
+
+
+class Load:
+    """Follows which weight files the engine has mapped and how much it reads."""
+
+    def __init__(self, files: dict[str, int]) -> None:
+        self.files = files
+        self.seen: set[str] = set()
+        self.read_before: tuple[float, int] | None = None
+        self.moved_at = time.monotonic()
+
+    def look(self, pids: set[int], now: float) -> Progress:
+        """Take one look."""
+        mapped = processes.mapping(set(self.files), pids=pids)
+        new = set(mapped) - self.seen
+        self.seen |= new
+        read = sum(read_bytes(pid) for pid in pids)
+        rate = 0.0
+        if self.read_before is not None and now > self.read_before[0]:
+            rate = max(0, read - self.read_before[1]) / GIB / (now - self.read_before[0])
+        self.read_before = (now, read)
+        if new or rate > 0.01:
+            self.moved_at = now
+        gib = sum(self.files[path] for path in self.seen) / GIB
+        return Progress(len(self.seen), len(self.files), gib, rate, len(mapped))
+
+
+def phase_of(progress: Progress, quiet_s: float) -> str:
+    """Return where a start is: nothing mapped yet, weights on their way, or all of them read.
+
+    The engine may keep a file mapped after it was read, so a quiet while with all files seen counts
+    as read, as does a quiet while with none mapped (small files come and go between two looks).
+    """
+    if progress.shard == 0:
+        return "starting"
+    done = progress.shard == progress.of and (progress.mapped == 0 or quiet_s >= QUIET_S)
+    return "profiling" if done or (progress.mapped == 0 and quiet_s >= QUIET_S) else "loading"
+
+
+def read_bytes(pid: int) -> int:
+    """Return how much a process has had read from disk."""
+    try:
+        text = (processes.PROC / str(pid) / "io").read_text()
+        return int(dict(line.split(": ") for line in text.splitlines())["read_bytes"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def weight_files(view: Path) -> dict[str, int]:
+    """Return the weight files behind a view, real path and size."""
+    try:
+        paths = [path.resolve() for path in view.glob("*.safetensors")]
+        return {str(path): path.stat().st_size for path in paths}
+    except OSError:
+        return {}
+
+
+# Life signs
+
+
+class Life:
+    """Whether the engine's processes are still there: the server, and the workers it started."""
+
+    def __init__(self, main_pid: int, unit: str) -> None:
+        self.main_pid = main_pid
+        self.unit = unit
+        self.handle: int | None = None
+        self.cores: set[int] = set()
+        self.core_gone_at: float | None = None
+        try:
+            self.handle = os.pidfd_open(main_pid)
+        except OSError:
+            self.handle = None
+
+    def pids(self) -> set[int]:
+        """Return the unit's processes, this one aside."""
+        return cgroup.pids(cgroup.directories(self.unit)) - {os.getpid()}
+
+    def fault(self, now: float) -> str | None:
+        """Return which process is gone. A server is given a moment to end after its worker."""
+        if self.handle is None or select.select([self.handle], [], [], 0)[0]:
+            return f"the engine ended (pid {self.main_pid})"
+        found = {pid for pid in self.pids() if is_core(pid)}
+        self.cores |= found
+        if not self.cores or found:
+            self.core_gone_at = None
+            return None
+        self.core_gone_at = self.core_gone_at or now
+        if now - self.core_gone_at < CORE_GONE_S:
+            return None
+        return f"the engine's worker ended (pid {', '.join(map(str, sorted(self.cores)))})"
+
+
+def is_core(pid: int) -> bool:
+    """Say whether a process is one of vLLM's workers."""
+    try:
+        return (processes.PROC / str(pid) / "comm").read_text().startswith(processes.ENGINE_PREFIX)
+    except OSError:
+        return False
+
+
+# The question
+
+
+class Asking:
+    """Puts the question until it is answered, and gives up on what waiting cannot change."""
+
+    def __init__(self, config: guard.Guard, client: engine_api.Client) -> None:
+        self.config = config
+        self.client = client
+        self.tries = 0
+        self.known_model = False
+        self.running: threading.Thread | None = None
+        self.outcome: engine_api.Answer | NotReady | None = None
+
+    def poll(self) -> engine_api.Answer | None:
+        """Look after an attempt that runs beside us, and start one when none does.
+
+        A request can hang for minutes while the engine compiles or dies, and neither progress nor a
+        death must wait for it.
+        """
+        if self.running is not None and self.running.is_alive():
+            return None
+        if isinstance(self.outcome, NotReady):
+            raise self.outcome
+        if self.outcome is None:
+            self.running = threading.Thread(target=self.run, daemon=True)
+            self.running.start()
+            self.running.join(POLL_S)
+        return self.outcome if isinstance(self.outcome, engine_api.Answer) else None
+
+    def run(self) -> None:
+        """Make one attempt and leave what came of it."""
+        try:
+            self.outcome = self.attempt()
+        except NotReady as error:
+            self.outcome = error
+
+    def attempt(self) -> engine_api.Answer | None:
+        """Return an answer, None while there is none yet; raise `NotReady` when there will be none.
+
+        + the server does not listen yet, or is slow to list its models: wait
+        + another model's name, a key it does not take: final
+        + an error, no answer in time, or an empty one: final when it happens again and again
+        """
+        expected = self.config.served_name
+        try:
+            if not self.known_model:
+                names = self.client.models()
+                if expected and expected not in names:
+                    raise NotReady(
+                        f"wrong model: it serves {', '.join(names) or 'none'}, not {expected};"
+                        " another service may be listening on our port"
+                    )
+                self.known_model = True
+                expected = expected or (names[0] if names else "")
+            answer = self.client.complete(
+                expected, self.config.ready.prompt, self.config.ready.max_tokens
+            )
+        except engine_api.ApiError as error:
+            self.judge(error)
+            return None
+        if answer.produced:
+            return answer
+        self.count(f"empty answer to {self.config.ready.prompt!r}: no text and no reasoning in it")
+        return None
+
+    def judge(self, error: engine_api.ApiError) -> None:
+        """Decide whether an error is final."""
+        if error.kind == engine_api.AUTH:
+            raise NotReady(f"{error}; deploy again, then restart the service")
+        if error.kind == engine_api.DOWN or (error.kind != engine_api.HTTP and self.starting()):
+            return
+        self.count(str(error))
+
+    def starting(self) -> bool:
+        """Say whether the server has not even listed its models so far."""
+        return not self.known_model
+
+    def count(self, text: str) -> None:
+        """Count a failed try; the last one is final."""
+        self.tries += 1
+        if self.tries >= TRIES:
+            raise NotReady(f"{text} ({self.tries} tries)")
+
+
+def tell(name: str, progress: Progress, waited: float) -> None:
+    """Say where the start is, to systemd and to whoever reads the phase."""
+    notify(f"STATUS={name} for {waited:.0f} s: {progress.words()}")
+    detail = {
+        "shard": progress.shard,
+        "of": progress.of,
+        "GiB": round(progress.gib, 2),
+        "rate": round(progress.rate, 3),
+    }
+    phase.write(name, detail)
+
+
+def wait(
+    config: guard.Guard,
+    asking: Asking,
+    life: Life,
+    load: Load,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[engine_api.Answer, float]:
+    """Return the first answer and how long it took; raise `NotReady` when there will be none."""
+    started = clock()
+    looked = told = float("-inf")
+    name, progress = "starting", Progress(0, len(load.files), 0.0, 0.0, 0)
+    while True:
+        now = clock()
+        if fault := life.fault(now):
+            raise NotReady(f"crash: {fault} while {name} after {now - started:.0f} s")
+        if now - looked >= LOOK_EVERY_S:
+            looked = now
+            progress = load.look(life.pids(), now)
+            name = phase_of(progress, now - load.moved_at)
+            tell(name, progress, now - started)
+        if now - told >= TELL_EVERY_S:
+            told = now
+            sys.stderr.write(f"dsv4 ready: {name}: {progress.words()}, {now - started:.0f} s\n")
+        answer = asking.poll()
+        if answer is not None:
+            return answer, clock() - started
+        if clock() - started >= config.ready.timeout_s:
+            raise NotReady(
+                f"timeout: no token after {config.ready.timeout_s:.0f} s, still {name}"
+                f" ({progress.words()}); raise ready_timeout if the load was still moving"
+            )
+        sleep(POLL_S)
+
+
+def main(argv: list[str]) -> int:
+    """Wait for the first token: 0 when it came, 1 when it will not."""
+    parser = argparse.ArgumentParser(prog="dsv4 ready", description=__doc__)
+    parser.add_argument("--guard", type=Path, default=layout.GUARD_JSON)
+    parser.add_argument("--pid", type=int, default=int(os.environ.get("MAINPID", "0") or 0))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    result: dict[str, Any] = {"ok": False}
+    try:
+        config = guard.read(options.guard)
+        limit = config.ready.request_timeout_s
+        client = engine_api.Client(config.url, engine_api.find_key(), limit)
+        life = Life(options.pid, config.unit)
+        load = Load(weight_files(Path(config.view)))
+        answer, seconds = wait(config, Asking(config, client), life, load)
+        said = (answer.text or answer.reasoning).strip()[:60]
+        text = f"ready after {seconds:.1f} s: {config.served_name} says {said!r}"
+        phase.write("ready", {"seconds": round(seconds, 1), "answer": said})
+        notify(f"STATUS={text}")
+        result |= {"ok": True, "seconds": seconds, "answer": said}
+        status = 0
+    except guard.BrokenGuard as error:
+        text, status = str(error), 3
+    except NotReady as error:
+        text, status = str(error), 1
+        if text.startswith("crash") and (cause := classify(journal_of_this_start())):
+            text = f"{text}: {cause}"
+        phase.write("failed", {"reason": text})
+        notify(f"STATUS=failed: {text}")
+        result["reason"] = text
+    sys.stderr.write(f"dsv4 ready: {text}\n")
+    if options.json:
+        print(json.dumps(result))
+    return status
+
+
+def journal_of_this_start() -> str:
+    """Return what the engine has logged, once the journal has had a moment to take it."""
+    time.sleep(0.5)
+    return journal(os.environ.get("INVOCATION_ID", ""))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

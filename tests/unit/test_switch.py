@@ -1,0 +1,131 @@
+"""`dsv4 switch`: only links move, only complete runtimes serve, the oldest go."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv4 import layout, runtime, store, switch
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def opt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where runtimes and their links are."""
+    for name in ("RUNTIMES", "CURRENT", "PREVIOUS"):
+        monkeypatch.setattr(layout, name, tmp_path / getattr(layout, name).name)
+    layout.RUNTIMES.mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def make(opt: Path) -> Make:
+    """Make runtimes; each is older than the next."""
+    made: list[str] = []
+
+    def add(name: str, *, complete: bool = True) -> Path:
+        home = opt / "runtimes" / name
+        site = home / "lib/python3.12/site-packages"
+        site.mkdir(parents=True)
+        if complete:
+            digest = runtime.metadata_hash(site)
+            store.write_json(home / runtime.MANIFEST, {"metadata_hash": digest})
+        made.append(name)
+        os.utime(home, (1_000_000 + len(made),) * 2)
+        return home
+
+    return add
+
+
+def links(opt: Path) -> tuple[str | None, str | None]:
+    """Return what current and previous say, as text."""
+    names = ("current", "previous")
+    current, previous = (os.readlink(opt / n) if (opt / n).is_symlink() else None for n in names)
+    return current, previous
+
+
+def there(opt: Path) -> list[str]:
+    """Return the runtimes on disk."""
+    return sorted(os.listdir(opt / "runtimes"))
+
+
+def test_the_first_runtime_has_no_previous(opt: Path, make: Make) -> None:
+    """Links are relative, so that the tree can be looked at from outside."""
+    make("a")
+    assert switch.main(["a"]) == 0
+    assert links(opt) == ("runtimes/a", None)
+
+
+def test_the_one_before_is_kept_for_a_rollback(opt: Path, make: Make) -> None:
+    """Switching again to the same one does not lose it."""
+    make("a")
+    make("b")
+    assert switch.main(["a"]) == 0
+    assert switch.main(["b"]) == 0
+    assert switch.main(["b"]) == 0
+    assert links(opt) == ("runtimes/b", "runtimes/a")
+
+
+def test_back_is_a_switch_like_any_other(opt: Path, make: Make) -> None:
+    """A rollback makes the newer one the previous."""
+    make("a")
+    make("b")
+    switch.main(["a"])
+    switch.main(["b"])
+    assert switch.main(["a"]) == 0
+    assert links(opt) == ("runtimes/a", "runtimes/b")
+
+
+@pytest.mark.parametrize("what", ["absent", "unfinished", "drifted"])
+def test_what_is_not_complete_is_refused(
+    opt: Path, make: Make, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    """The serving one is untouched, and the line says why."""
+    make("a")
+    switch.main(["a"])
+    if what != "absent":
+        home = make("b", complete=what == "drifted")
+        if what == "drifted":
+            (home / "lib/python3.12/site-packages/later-1.dist-info").mkdir()
+    assert switch.main(["b"]) == 1
+    assert links(opt) == ("runtimes/a", None)
+    err = capsys.readouterr().err
+    assert "runtime b is not complete: " in err
+    assert ("packages were added" if what == "drifted" else "no manifest") in err
+
+
+def test_the_oldest_go_and_those_in_service_stay(opt: Path, make: Make) -> None:
+    """Three are kept: current, previous and the newest of the others."""
+    for name in ("a", "b", "c", "d", "e"):
+        make(name)
+    switch.main(["a", "--keep", "9"])
+    assert switch.main(["b", "--keep", "3"]) == 0
+    assert there(opt) == ["a", "b", "e"]
+
+
+def test_without_a_previous_the_same_number_is_kept(opt: Path, make: Make) -> None:
+    """A link that is not there counts as nothing."""
+    for name in ("a", "b", "c"):
+        make(name)
+    assert switch.main(["c", "--keep", "2"]) == 0
+    assert there(opt) == ["b", "c"]
+
+
+@pytest.mark.parametrize("keep", ["0", "-1", "1"])
+def test_those_in_service_survive_any_number(opt: Path, make: Make, keep: str) -> None:
+    """Current and previous are never cleared away."""
+    for name in ("a", "b", "c"):
+        make(name)
+    switch.main(["a", "--keep", "9"])
+    assert switch.main(["b", "--keep", keep]) == 0
+    assert there(opt) == ["a", "b"]
+
+
+def test_an_interrupted_switch_is_healed(opt: Path, make: Make) -> None:
+    """A temporary link left by a killed run is in nobody's way."""
+    make("a")
+    (opt / ".current.dsv4-new").symlink_to("runtimes/gone")
+    assert switch.main(["a"]) == 0
+    assert sorted(os.listdir(opt)) == ["current", "runtimes"]

@@ -1,0 +1,351 @@
+"""When the watchdog acts: levels, slope, dips, bad readings; and what it does to a group."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsv4 import cgroup, guard, memory, watchdog
+from dsv4.watchdog import KILL, NONE, TERM, Config, Sample, Verdict, decide
+
+CONFIG = Config()
+LOCK_GIB = 1.0
+
+
+def trace(levels: list[float], step: float = 0.1) -> list[Sample]:
+    return [Sample(n * step, level, level) for n, level in enumerate(levels)]
+
+
+def play(levels: list[float], step: float = 0.1, config: Config = CONFIG) -> list[Verdict]:
+    """Return each verdict on a trace, with what was decided before taken into account."""
+    found: list[Verdict] = []
+    asked = None
+    samples = trace(levels, step)
+    for n, sample in enumerate(samples):
+        verdict = decide(samples[max(0, n - 20) : n], sample, config, asked)
+        if verdict.action == TERM:
+            asked = sample.t
+        found.append(verdict)
+    return found
+
+
+def actions(levels: list[float], step: float = 0.1, config: Config = CONFIG) -> list[str]:
+    return [verdict.action for verdict in play(levels, step, config)]
+
+
+# --- the decision
+
+
+def test_the_recorded_collapse_is_stopped_before_the_floor() -> None:
+    """34, 28, 20, 13, 6 GB, 300 ms apart: the machine is gone at the next look."""
+    levels = [gb / 1.073741824 for gb in (34, 28, 20, 13, 6)]
+    found = play(levels, 0.3)
+    assert [verdict.action for verdict in found] == [NONE, NONE, NONE, NONE, KILL]
+    assert levels[4] > CONFIG.hard
+    assert "falling" in found[4].reason
+
+
+@pytest.mark.parametrize("rate", [1.0, 5.0, 14.0, 20.0, 30.0, 45.0])
+def test_no_constant_fall_gets_past(rate: float) -> None:
+    """However fast it falls, the kill has arrived before the machine locks up."""
+    levels = [60 - rate * 0.1 * n for n in range(int(600 / rate) + 1)]
+    first = next(n for n, action in enumerate(actions(levels)) if action == KILL)
+    assert levels[first] - rate * CONFIG.reaction_s > LOCK_GIB
+    assert levels[first] <= CONFIG.last_gib + rate * 0.25 + CONFIG.hard
+
+
+@given(
+    start=st.floats(10, 120),
+    rates=st.lists(st.floats(0, 20), min_size=60, max_size=200),
+)
+def test_no_changing_fall_gets_past(start: float, rates: list[float]) -> None:
+    """Nor does one that changes its speed, up to well above the fastest on record.
+
+    A fall that starts within one interval is what the hard floor is for.
+    """
+    levels = [start]
+    for rate in rates:
+        levels.append(levels[-1] - rate * 0.1)
+    found = actions(levels)
+    for n, action in enumerate(found):
+        if action == KILL:
+            assert levels[n] > 0 - CONFIG.hard + 14 * 0.1
+            return
+        assert levels[n] > CONFIG.hard
+
+
+@given(st.floats(0, CONFIG.hard), st.lists(st.floats(0, 120), max_size=8))
+def test_at_the_hard_floor_nothing_matters_but_the_level(low: float, before: list[float]) -> None:
+    """Whatever came before, and whether it was asked to stop or not: kill."""
+    history = trace(before)
+    sample = Sample(len(before) * 0.1, low, low)
+    assert decide(history, sample, CONFIG).action == KILL
+    assert decide(history, sample, CONFIG, asked_at=sample.t).action == KILL
+
+
+@given(st.lists(st.floats(CONFIG.soft + 4.0, 120), min_size=1, max_size=50))
+def test_steps_far_above_the_floors_are_nothing(levels: list[float]) -> None:
+    """Large allocations are steps. One interval is no slope, and a load takes memory in steps."""
+    stepped = [level for level in levels for _ in range(2)]
+    assert set(actions(stepped)) == {NONE}
+
+
+@given(
+    depth=st.floats(CONFIG.hard + 0.01, CONFIG.soft),
+    length=st.integers(1, CONFIG.soft_samples - 1),
+)
+def test_a_short_dip_is_nothing(depth: float, length: int) -> None:
+    """Below the soft floor for fewer samples than count, then back."""
+    down = [8.0 - 0.5 * n for n in range(1, 10) if 8.0 - 0.5 * n > CONFIG.soft]
+    assert set(actions([8.0, *down, *[depth] * length, 8.0, 12.0, 30.0])) == {NONE}
+
+
+@given(st.lists(st.floats(0.03, 0.2), min_size=20, max_size=40))
+def test_a_recovering_dip_is_nothing(rises: list[float]) -> None:
+    """As long as it rises, a long stay below the soft floor is a recovery."""
+    levels = [CONFIG.hard + 0.1]
+    for rise in rises:
+        levels.append(levels[-1] + rise)
+    kept = [level for level in levels if level <= CONFIG.soft]
+    assert set(actions(kept)) <= {NONE}
+
+
+def test_soft_floor_asks_then_kills() -> None:
+    """Sustained for five samples: asked once; killed when the grace is over, and no earlier."""
+    found = play([20.0] * 5 + [4.8] * 80)
+    asked = [n for n, verdict in enumerate(found) if verdict.action == TERM]
+    killed = [n for n, verdict in enumerate(found) if verdict.action == KILL]
+    assert asked == [5 + CONFIG.soft_samples - 1]
+    assert killed[0] == asked[0] + round(CONFIG.term_grace_s / 0.1)
+    assert "still there" in found[killed[0]].reason
+
+
+def test_asked_and_recovered_still_ends() -> None:
+    """An engine that took the signal and hangs is not left half-stopped."""
+    found = actions([4.8] * 5 + [50.0] * 60)
+    assert found[4] == TERM
+    assert KILL in found
+
+
+def test_one_sample_may_be_enough() -> None:
+    """soft_samples of 1 acts on the first."""
+    config = Config(soft_samples=1)
+    assert decide([], Sample(0, 4.9, 4.9), config).action == TERM
+    assert decide(trace([20, 20]), Sample(0.2, 4.9, 4.9), config).action == TERM
+
+
+@given(
+    st.lists(st.floats(0, 120), min_size=2, max_size=6),
+    st.floats(0, 120),
+    st.floats(0, 20),
+)
+def test_less_memory_never_means_less_action(
+    before: list[float], level: float, less: float
+) -> None:
+    """A kill at some level is a kill at any lower one."""
+    history = trace(before)
+    now = len(before) * 0.1
+    if decide(history, Sample(now, level, level), CONFIG).action == KILL:
+        lower = max(0.0, level - less)
+        assert decide(history, Sample(now, lower, lower), CONFIG).action == KILL
+
+
+def test_time_to_the_floor() -> None:
+    """Told when it falls, and only then."""
+    assert decide(trace([30, 29]), Sample(0.2, 28, 28), CONFIG).to_floor_s == pytest.approx(2.45)
+    assert decide(trace([30, 30]), Sample(0.2, 30, 30), CONFIG).to_floor_s is None
+    assert decide([], Sample(0, 30, 30), CONFIG).to_floor_s is None
+
+
+def test_the_equation_is_the_one_of_the_settings() -> None:
+    """Floors of the defaults are those the shared equation gives."""
+    floors = memory.floors(memory.Limits())
+    limits = guard.Memory(hard_floor_gib=floors.hard, soft_floor_gib=floors.soft)
+    config = watchdog.config_of(limits)
+    assert config.hard == pytest.approx(3.5)
+    assert config.soft == pytest.approx(5.0)
+    assert config.last_gib == pytest.approx(1.4)
+    assert watchdog.config_of(guard.Memory(soft_floor_gib=1)).soft == config.hard
+
+
+def test_readings_that_cannot_be_true() -> None:
+    """Available far below free is a bad reading; a little below is the kernel's reserve."""
+    text = "MemTotal: 127600748 kB\nMemFree: {} kB\nMemAvailable: {} kB\n"
+    good = memory.parse_meminfo(text.format(20 << 20, 19 << 20))
+    bad = memory.parse_meminfo(text.format(20 << 20, 0))
+    assert watchdog.sane(good)
+    assert not watchdog.sane(bad)
+
+
+# --- acting on a control group
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Path:
+    """A version 1 group as files: the kernel's own is played by the test."""
+    path = tmp_path / "systemd/system.slice/dsv4.service"
+    (path / "below").mkdir(parents=True)
+    return path
+
+
+def sleeper(*code: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", ";".join(code)], stdout=subprocess.PIPE)
+
+
+def test_a_group_is_found_in_each_hierarchy(tmp_path: Path, group: Path) -> None:
+    """Version 2 at the root, version 2 beside version 1, and version 1 alone."""
+    assert cgroup.directories("dsv4.service", str(tmp_path)) == []
+    (group / "cgroup.procs").write_text("1\n")
+    two = tmp_path / "system.slice/dsv4.service"
+    two.mkdir(parents=True)
+    (two / "cgroup.procs").write_text("1\n")
+    assert cgroup.directories("dsv4.service", str(tmp_path)) == [str(two), str(group)]
+
+
+def test_a_whole_group_is_killed(group: Path) -> None:
+    """Groups below count, and processes of foreign namespaces (0) are no targets."""
+    first, second = (sleeper("import time", "time.sleep(60)") for _ in range(2))
+    (group / "cgroup.procs").write_text(f"{first.pid}\n0\n")
+    (group / "below/cgroup.procs").write_text(f"{second.pid}\n")
+    assert cgroup.kill([str(group)]) == 2
+    assert first.wait(5) == second.wait(5) == -signal.SIGKILL
+    for process in (first, second):
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def shared_for(tmp_path: Path) -> watchdog.Shared:
+    return watchdog.Shared(guard.Guard(), Config(term_grace_s=0.3))
+
+
+class Stage(watchdog.Guardian):
+    """A guardian whose unit's group is a directory of the test's."""
+
+    directory = ""
+
+    def engine(self) -> tuple[list[str], set[int]]:
+        alive = {pid for pid in cgroup.pids([self.directory]) if cgroup.owner(pid) == self.uid}
+        return [self.directory], alive
+
+
+def test_a_collapse_from_sample_to_record(tmp_path: Path, group: Path) -> None:
+    """The engine dies at once; the trip holds the trajectory, and the time until it was gone."""
+    engine = sleeper("import time", "time.sleep(60)")
+    (group / "cgroup.procs").write_text(f"{engine.pid}\n")
+    shared = shared_for(tmp_path)
+    stage = Stage(shared, os.getuid())
+    stage.directory = str(group)
+    start = time.monotonic()
+    for n, level in enumerate((30.0, 30.0, 2.0)):
+        stage.look(Sample(start + n * 0.01, level, level))
+    assert engine.wait(5) == -signal.SIGKILL
+    assert engine.stdout is not None
+    engine.stdout.close()
+    (trip,) = shared.trips
+    assert (trip.action, trip.signalled, len(trip.trajectory)) == (KILL, 1, 3)
+    assert trip.latency_ms < 250
+    (group / "cgroup.procs").write_text("")
+    stage.look(Sample(time.monotonic(), 2.0, 2.0))
+    assert trip.gone_ms is not None
+    assert stage.trip is None
+    record = watchdog.record_of(trip, shared, ["pid 1"], 1.0)
+    assert json.loads(json.dumps(record))["trajectory"][-1][:2] == [0, 2.0]
+
+
+def test_without_an_engine_nothing_is_killed(tmp_path: Path, group: Path) -> None:
+    """Hooks wait in the same group for memory to come back; they are another user's."""
+    hook = sleeper("import time", "time.sleep(60)")
+    (group / "cgroup.procs").write_text(f"{hook.pid}\n")
+    shared = shared_for(tmp_path)
+    stage = Stage(shared, os.getuid() + 1)
+    stage.directory = str(group)
+    for n in range(5):
+        stage.look(Sample(n * 0.1, 0.5, 0.5))
+    assert hook.poll() is None
+    assert not shared.trips
+    hook.kill()
+    hook.wait()
+    assert hook.stdout is not None
+    hook.stdout.close()
+
+
+def test_an_engine_that_does_not_listen(tmp_path: Path, group: Path) -> None:
+    """Asked once, killed after the grace; one record, the last word in it."""
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    engine = sleeper("import signal,time", ignore, "print(flush=True)", "time.sleep(60)")
+    assert engine.stdout is not None
+    engine.stdout.readline()
+    (group / "cgroup.procs").write_text(f"{engine.pid}\n")
+    shared = shared_for(tmp_path)
+    stage = Stage(shared, os.getuid())
+    stage.directory = str(group)
+    start = time.monotonic()
+    for n in range(12):
+        stage.look(Sample(start + n * 0.1, 4.5, 4.5))
+    assert engine.wait(5) == -signal.SIGKILL
+    engine.stdout.close()
+    assert [trip.action for trip in shared.trips][:2] == [TERM, KILL]
+    assert len({trip.name for trip in shared.trips}) == 1
+
+
+def test_history_is_bounded(tmp_path: Path) -> None:
+    """A minute is kept and no more."""
+    stage = Stage(shared_for(tmp_path), 1)
+    for n in range(2000):
+        stage.look(Sample(n * 0.1, 50, 50))
+    assert len(stage.history) <= 602
+
+
+# --- what it writes
+
+
+def test_metrics_are_prometheus_text() -> None:
+    """One type line a name, one value a line."""
+    shared = watchdog.Shared(guard.Guard(), CONFIG, 121.6, Sample(0, 30, 20, 1.5), 12.0)
+    lines = watchdog.metrics(shared, {TERM: 1, KILL: 2}, "ready").splitlines()
+    types = [line.split()[2] for line in lines if line.startswith("#")]
+    assert len(types) == len(set(types))
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values['dsv4_watchdog_trips_total{action="kill"}'] == "2"
+    assert float(values["dsv4_memory_available_bytes"]) == 30 * memory.GIB
+    assert watchdog.metrics(watchdog.Shared(guard.Guard(), CONFIG), {}, "unknown")
+
+
+def test_names_of_records_sort() -> None:
+    """The newest record is the last by name."""
+    names = []
+    for _ in range(3):
+        names.append(watchdog.stamp())
+        time.sleep(0.002)
+    assert all(a < b for a, b in pairwise(names))
+
+
+@pytest.mark.parametrize("argv", [["--guard"], ["--other", "x"], ["x"]])
+def test_a_wrong_call(argv: list[str]) -> None:
+    """Usage is status 2."""
+    assert watchdog.main(argv) == 2
+
+
+def test_a_locked_watchdog_is_small() -> None:
+    """Its modules, fully locked, stay below 20 MiB: nothing heavy has crept in."""
+    code = (
+        "from dsv4 import watchdog; import gc; gc.collect(); watchdog.lock_memory();"
+        "print(open('/proc/self/status').read().split('VmRSS:')[1].split()[0])"
+    )
+    library = str(Path(watchdog.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={"PYTHONPATH": library, "MALLOC_ARENA_MAX": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < 20 * 1024

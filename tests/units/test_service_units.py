@@ -1,0 +1,149 @@
+"""The service's unit files, rendered and read by systemd itself."""
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy import layout
+from deploy._render import template
+from deploy.units import EngineUnit, start_timeout
+
+LAB = EngineUnit(dsv4="/usr/bin/true")
+SPARK = EngineUnit(
+    dsv4="/usr/bin/true",
+    groups=("video", "render"),
+    api_key=str(layout.API_KEY),
+    device_allow=("char-nvidia rw", "char-nvidia-uvm rw", "char-nvidia-caps r"),
+    ip_allow=(),
+    protect_home="read-only",
+    mounts=(*LAB.mounts, "/home/owner/pack"),
+)
+NAMES = (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED)
+EXPOSED = {layout.UNIT: 4.0, layout.UNIT_WATCHDOG: 4.0}
+"""What `systemd-analyze security` may say at most, of 10."""
+
+
+@pytest.fixture(params=["lab", "spark"])
+def units(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """All unit files of one kind of machine."""
+    unit = {"lab": LAB, "spark": SPARK}[request.param]
+    for name in NAMES:
+        (tmp_path / name).write_bytes(template(layout.SYSTEMD / name, unit=unit))
+    return tmp_path
+
+
+def analyze(units: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["systemd-analyze", *argv],
+        env={"PATH": "/usr/bin:/bin", "SYSTEMD_UNIT_PATH": f"{units}:"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_systemd_understands_them(units: Path) -> None:
+    """`verify` succeeds even for units it cannot use, so its words count and not its status."""
+    found = analyze(units, "verify", "--man=no", *(str(units / name) for name in NAMES))
+    ours = [line for line in found.stderr.splitlines() if "dsv4" in line]
+    assert ours == []
+
+
+@pytest.mark.parametrize("name", EXPOSED)
+def test_exposure(units: Path, name: str) -> None:
+    """Below 4, with what CUDA needs left open."""
+    found = analyze(units, "security", "--offline=true", "--no-pager", str(units / name))
+    match = re.search(r"exposure level for \S+: ([\d.]+)", found.stdout)
+    assert match, found.stderr
+    assert float(match.group(1)) < EXPOSED[name], found.stdout
+
+
+def directives(unit: EngineUnit, name: str = layout.UNIT) -> list[str]:
+    text = template(layout.SYSTEMD / name, unit=unit).decode()
+    return [line for line in text.splitlines() if line and not line.startswith(("#", "["))]
+
+
+def test_no_secret_and_no_json() -> None:
+    """The key is named by its path; flags are in serve.yaml."""
+    for unit in (LAB, SPARK):
+        lines = directives(unit)
+        assert not [line for line in lines if "{" in line or "$" in line]
+        assert not [line for line in lines if "VLLM_API_KEY" in line]
+    assert "LoadCredential=api_key:/etc/dsv4/credentials/api_key" in directives(SPARK)
+    assert not [line for line in directives(LAB) if "Credential" in line]
+
+
+def test_hooks_are_in_order() -> None:
+    """What is released must be measured after, and what is recorded must be last."""
+    hooks = [line.rpartition(" ")[2] for line in directives(LAB) if "ExecStartPre=" in line]
+    assert hooks == ["check", "cache_drop", "memory_gate", "record"]
+
+
+def test_devices() -> None:
+    """A GPU's own and no others; none at all without one."""
+    spark, lab = directives(SPARK), directives(LAB)
+    assert [line for line in spark if line.startswith("DeviceAllow=")] == [
+        f"DeviceAllow={device}" for device in SPARK.device_allow
+    ]
+    assert "DevicePolicy=closed" in spark
+    assert "PrivateDevices=yes" not in spark
+    assert "PrivateDevices=yes" in lab
+
+
+def test_the_guard_survives_what_it_guards_against() -> None:
+    """The kernel takes the engine first and the watchdog last."""
+    score = {line for line in directives(LAB) if line.startswith("OOMScoreAdjust=")}
+    watchdog = set(directives(LAB, layout.UNIT_WATCHDOG))
+    assert score == {"OOMScoreAdjust=500"}
+    assert {"OOMScoreAdjust=-1000", "LimitMEMLOCK=infinity", "RestartSec=100ms"} <= watchdog
+
+
+def test_the_engine_is_not_restarted_with_its_watchdog() -> None:
+    """Requires= and BindsTo= would take it along when the watchdog comes back."""
+    lines = directives(LAB)
+    assert "Upholds=dsv4-watchdog.service" in lines
+    assert not [line for line in lines if line.startswith(("Requires=", "BindsTo="))]
+
+
+def test_names_follow() -> None:
+    """A second service beside the first has units of its own."""
+    other = replace(LAB, name="dsv4-b")
+    assert "Upholds=dsv4-b-watchdog.service" in directives(other)
+    assert "OnFailure=dsv4-b-unguarded.service" in directives(other, layout.UNIT_WATCHDOG)
+    assert "ExecStart=/usr/bin/systemctl stop dsv4-b.service" in directives(
+        other, layout.UNIT_UNGUARDED
+    )
+
+
+def test_the_start_limit_is_above_ours() -> None:
+    """systemd's limit must not fire before the message that explains."""
+    assert start_timeout(120, 1800) > 120 + 1800
+
+
+def test_needrestart_leaves_us_alone() -> None:
+    """Its drop-in is Perl, and matches our units and nobody else's."""
+    path = layout.FILES / "etc/needrestart/conf.d/dsv4.conf"
+    program = (
+        "our %nrconf = (override_rc => {}); do $ARGV[0] or die; shift;"
+        "for my $u (@ARGV) { print grep({ $u =~ /$_/ } keys %{$nrconf{override_rc}}) ? 1 : 0 }"
+    )
+    names = ("dsv4.service", "dsv4-watchdog.service", "dsv4@x.service", "ssh.service")
+    checked = subprocess.run(["perl", "-c", str(path)], capture_output=True, check=False)
+    assert checked.returncode == 0
+    done = subprocess.run(
+        ["perl", "-e", program, str(path), *names], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1110"
+
+
+def test_run_directory_is_roots() -> None:
+    """Whoever owns it decides what the engine is said to have started from."""
+    (line,) = [
+        line
+        for line in (layout.FILES / "etc/tmpfiles.d/dsv4.conf").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert line.split() == ["d", str(layout.RUN), "0755", "root", "root", "-"]
