@@ -57,6 +57,8 @@ class Job:
     """The controller's clock, Unix seconds."""
     token: str
     """This run's name, by which its own deploy lock is known."""
+    headroom_fault: Callable[[float], str | None] = lambda _total_gib: None
+    """Why the settings leave too little of a machine of this size."""
 
 
 Check = Callable[[Job, State], Iterable[Finding]]
@@ -164,6 +166,16 @@ def memory(job: Job, state: State) -> Iterable[Finding]:
         f"{wanted[0]} to {wanted[1]} GiB" if wanted else "",
         "less than that means that firmware, kernel or a carve-out holds some: check dmesg",
     )
+
+
+def headroom(job: Job, state: State) -> Iterable[Finding]:
+    """The share the engine takes must leave the rest above the watchdog's floors."""
+    total = (state.machine.get("memory_kib") or {}).get("MemTotal")
+    if total is None:
+        return
+    fault = job.headroom_fault(total / KIB**2)
+    if fault:
+        yield Finding("headroom", False, "too little", "enough for the floors", fault)
 
 
 def page_cache(job: Job, state: State) -> Iterable[Finding]:
@@ -402,6 +414,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     kernel,
     reserved,
     memory,
+    headroom,
     page_cache,
     disk,
     driver,

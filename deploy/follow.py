@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from paramiko import SSHException
@@ -83,14 +84,20 @@ def service_line(progress: Mapping[str, Any]) -> str:
     return unit.get("status_text") or f"{unit.get('active')} ({unit.get('sub')})"
 
 
-def judge(unit: Mapping[str, str], restarts: int, *, oneshot: bool) -> Verdict:
+def judge(
+    unit: Mapping[str, str], restarts: int, *, oneshot: bool, retries: bool = False
+) -> Verdict:
     """Return whether a unit is at work, has done what it was started for, or has failed.
 
     A queued job means that what is seen is the unit before the job. A unit that systemd restarts
-    by itself has failed at least once, which whoever is watching wants to know at once.
+    by itself has failed at least once, which whoever is watching wants to know at once, unless
+    trying again is how it works (`retries`).
     """
     active = unit.get("active")
-    if int(unit.get("restarts") or 0) > restarts or unit.get("sub") == "auto-restart":
+    if retries and unit.get("sub") == "auto-restart":
+        return "going"
+    restarted = int(unit.get("restarts") or 0) > restarts or unit.get("sub") == "auto-restart"
+    if restarted and not retries:
         return "failed"
     if unit.get("job", "0") not in {"", "0"}:
         return "going"
@@ -130,10 +137,12 @@ def reconnect(host: "Host") -> None:
 class Unit(PyinfraCommand):
     """Wait for a unit on the target and show how far it is."""
 
-    def __init__(self, unit: str, line: Line, patience_s: float | None = None) -> None:
+    def __init__(
+        self, unit: str, line: Line, patience_s: float | None = None, *, retries: bool = False
+    ) -> None:
         """Follow `unit`, described by `line`, for at most `patience_s` seconds."""
         super().__init__()
-        self.unit, self.line, self.patience_s = unit, line, patience_s
+        self.unit, self.line, self.patience_s, self.retries = unit, line, patience_s, retries
 
     def __repr__(self) -> str:
         """Return what is shown in debug output."""
@@ -156,7 +165,8 @@ class Unit(PyinfraCommand):
             silent, unit = 0, unit or {}
             # A start by hand sets the count back, so the lowest seen is what it began with
             restarts = min(restarts, int(unit.get("restarts") or 0))
-            verdict = judge(unit, restarts, oneshot=self.unit != layout.UNIT)
+            oneshot = self.unit != layout.UNIT
+            verdict = judge(unit, restarts, oneshot=oneshot, retries=self.retries)
             if verdict == "done":
                 return True
             if verdict == "failed":
@@ -200,10 +210,10 @@ class Unit(PyinfraCommand):
 class Pin(PyinfraCommand):
     """Ask the hub, from the target, which commit a pack's default branch is at, and pin it."""
 
-    def __init__(self, pack: str, words: Sequence[str]) -> None:
-        """Run the tool with these words for this pack."""
+    def __init__(self, pack: str, words: Sequence[str], directory: Path) -> None:
+        """Run the tool with these words for this pack, and keep its answer in `directory`."""
         super().__init__()
-        self.pack, self.words = pack, words
+        self.pack, self.words, self.directory = pack, words, directory
 
     def __repr__(self) -> str:
         """Return what is shown in debug output."""
@@ -222,7 +232,7 @@ class Pin(PyinfraCommand):
         if not status or not re.fullmatch("[0-9a-f]{40}", revision):
             logger.error(f"{host.print_prefix}{self.pack}: {' '.join(lines) or 'no answer'}")
             return False
-        path = pins.pin_revision(host.name, self.pack, revision)
+        path = pins.pin_revision(host.name, self.pack, revision, self.directory)
         logger.info(f"{host.print_prefix}{self.pack} pinned to {revision} in {path}; commit it")
         facts.forget()
         return True

@@ -16,7 +16,9 @@ UNDECIDED = "0" * 40
 
 def revision(chosen: settings.Settings) -> str:
     """Return the pack's revision: the setting, else this host's pin."""
-    return chosen.pack_revision or pins.read(host.name).revision(chosen.pack) or UNDECIDED
+    if chosen.pack_revision:
+        return chosen.pack_revision
+    return pins.read(host.name, chosen.pins_dir).revision(chosen.pack) or UNDECIDED
 
 
 def root(chosen: settings.Settings) -> Path:
@@ -59,6 +61,7 @@ def start() -> None:
         repo_id=pack.repo_id,
         endpoint=chosen.hub_endpoint,
         revision=chosen.pack_revision,
+        pins_dir=chosen.pins_dir,
     )
     operations.tree(name="Describe the download", step="model", entries=lambda: entries(chosen))
     operations.hub_token(

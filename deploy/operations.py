@@ -19,6 +19,7 @@ from pyinfra.api.arguments_typed import PyinfraOperation
 from pyinfra.api.command import PyinfraCommand, QuoteString
 
 from deploy import _service, _tree, bundle, facts, follow, layout, pins
+from dsv4 import pack_config
 
 P = ParamSpec("P")
 Entries = Iterable[_tree.Entry] | Callable[[], Iterable[_tree.Entry]]
@@ -163,7 +164,7 @@ def unit_path(name: str) -> str:
 
 @converging
 def revision_pinned(
-    pack: str, repo_id: str, endpoint: str | None, revision: str | None
+    pack: str, repo_id: str, endpoint: str | None, revision: str | None, pins_dir: Path
 ) -> Commands:
     """Have the pack's revision decided once and for all, in inventories/pins/HOST.json.
 
@@ -171,11 +172,12 @@ def revision_pinned(
     + repo_id: its repository
     + endpoint: another hub than the public one
     + revision: the setting; it wins and needs no pin
+    + pins_dir: where the pins are
     """
-    if revision is None and pins.read(host.name).revision(pack) is None:
+    if revision is None and pins.read(host.name, pins_dir).revision(pack) is None:
         words = ["fetch", "--resolve", repo_id]
         words += ["--endpoint", endpoint] if endpoint else []
-        yield follow.Pin(pack=pack, words=words)
+        yield follow.Pin(pack=pack, words=words, directory=pins_dir)
 
 
 @converging
@@ -189,10 +191,9 @@ def hub_token(pack: str, revision: Callable[[], str], token: HiddenValue | None)
     state = facts.current()
     if token is None or state.pack(pack, revision()).get("complete"):
         return
-    if not state.raw.get("hub_token"):
-        entry = _tree.File(
-            path=layout.HUB_TOKEN, content=f"{token.unmask()}\n".encode(), mode="600"
-        )
+    content = f"{token.unmask()}\n".encode()
+    entry = _tree.File(path=layout.HUB_TOKEN, content=content, mode="600")
+    if _tree.due(state, [entry]):  # also when another one is there, which the hub may have refused
         yield tool("tree", stdin=_tree.plan("model", [entry]))
 
 
@@ -223,7 +224,7 @@ def fetch_done(pack: str, revision: Callable[[], str]) -> Commands:
     + revision: its revision
     """
     if not facts.current().pack(pack, revision()).get("complete"):
-        yield follow.Unit(layout.UNIT_FETCH, follow.fetch_line)
+        yield follow.Unit(layout.UNIT_FETCH, follow.fetch_line, retries=True)
 
 
 @converging
@@ -232,9 +233,13 @@ def runtime_built(identity: str) -> Commands:
 
     + identity: ID of the runtime
     """
-    if not facts.current().runtimes.get(identity, {}).get("complete"):
-        unit = layout.UNIT_BUILD
-        yield f"systemctl reset-failed {unit} 2>/dev/null; systemctl start --no-block {unit}"
+    state, unit = facts.current(), layout.UNIT_BUILD
+    if not state.runtimes.get(identity, {}).get("complete"):
+        # A build that an earlier deploy began goes on, unless it is another runtime's
+        at_work = state.unit(unit).get("active") in {"active", "activating"}
+        other = at_work and state.raw.get("build", {}).get("id") != identity
+        verb = "restart" if other else "start"
+        yield f"systemctl reset-failed {unit} 2>/dev/null; systemctl {verb} --no-block {unit}"
         yield follow.Unit(layout.UNIT_BUILD, follow.build_line)
 
 
@@ -250,15 +255,27 @@ def runtime_in_service(identity: str, keep: int) -> Commands:
 
 
 @converging
-def view_served(pack_root: Callable[[], Path], arguments: Iterable[str]) -> Commands:
+def view_served(pack_root: Callable[[], Path], policy: pack_config.Policy | None) -> Commands:
     """Have the served directory show this pack with its configuration put right.
 
     + pack_root: the directory with the pristine files
-    + arguments: what else `dsv4 pack_config` is told
+    + policy: how an EXL3 pack's other weights are served; None for a pack in another format
     """
-    root = str(pack_root())
-    if facts.current().view.get("pack_root") != root:
-        yield tool("pack_config", "--pack-root", root, *arguments)
+    wanted = pack_config.wanted(pack_root(), policy, allow_code=False)
+    if facts.current().view.get("made_from") != wanted:
+        words = ["--exl3-policy", policy] if policy else []
+        yield tool("pack_config", "--pack-root", str(pack_root()), *words)
+
+
+@converging
+def api_key(*, wanted: bool, rotate: bool) -> Commands:
+    """Have a key on the target when requests need one; it is made there and never travels.
+
+    + wanted: whether requests need a key
+    + rotate: replace the one that is there; a command, for one run
+    """
+    if wanted and (rotate or not facts.current().raw.get("api_key")):
+        yield tool("key", "--rotate" if rotate else "--create")
 
 
 @converging

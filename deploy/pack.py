@@ -1,15 +1,16 @@
 """The served directory: links to the pristine pack, with its configuration put right."""
 
+from typing import cast
+
 from pyinfra.api import deploy
 
 from deploy import model, operations, settings
+from dsv4.pack_config import Policy
 
 
-def arguments(chosen: settings.Settings) -> list[str]:
-    """Return what the view's builder is told besides where the pack is."""
-    if not chosen.pack_data.exl3:
-        return []
-    return ["--exl3-policy", chosen.route_data.dense_policy]
+def policy(chosen: settings.Settings) -> Policy | None:
+    """Return how the route serves what is no routed expert; None for a pack without EXL3."""
+    return cast("Policy", chosen.route_data.dense_policy) if chosen.pack_data.exl3 else None
 
 
 @deploy("Serving view")
@@ -19,5 +20,5 @@ def apply() -> None:
     operations.view_served(
         name="Build the serving view",
         pack_root=lambda: model.root(chosen),
-        arguments=arguments(chosen),
+        policy=policy(chosen),
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy import layout
+from pyinfra.api.exceptions import PyinfraError
+
 from dsv4 import store
 
 
@@ -22,19 +23,22 @@ class Pins:
         return self.packs.get(pack)
 
 
-def path_of(host: str, directory: Path | None = None) -> Path:
+def path_of(host: str, directory: Path) -> Path:
     """Return the file that holds a host's pins."""
     safe = "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in host)
-    return (directory or layout.PINS) / f"{safe}.json"
+    return directory / f"{safe}.json"
 
 
-def read(host: str, directory: Path | None = None) -> Pins:
+def read(host: str, directory: Path) -> Pins:
     """Return a host's pins; a file that cannot be read stops the deploy, it is never guessed at."""
-    value = store.read_json(path_of(host, directory)) or {}
+    try:
+        value = store.read_json(path_of(host, directory)) or {}
+    except store.BrokenState as error:
+        raise PyinfraError(f"{error}, or restore it from version control") from error
     return Pins(packs=dict(value.get("packs", {})))
 
 
-def pin_revision(host: str, pack: str, revision: str, directory: Path | None = None) -> Path:
+def pin_revision(host: str, pack: str, revision: str, directory: Path) -> Path:
     """Add a pack's revision to a host's pins and return the file."""
     path = path_of(host, directory)
     path.parent.mkdir(parents=True, exist_ok=True)

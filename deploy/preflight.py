@@ -28,6 +28,7 @@ def job(chosen: settings.Settings, state: State) -> _preflight.Job:
         },
         now=time.time(),
         token=facts.run().token,
+        headroom_fault=chosen.headroom_fault,
     )
 
 

@@ -65,6 +65,9 @@ def entries(chosen: settings.Settings, state: State) -> list[Entry]:
 def apply() -> None:
     """Have the service running from what is on disk, or as its owner left it."""
     chosen = settings.current()
+    operations.api_key(
+        name="Have an API key", wanted=chosen.serve_api_key, rotate=chosen.rotate_key
+    )
     operations.tree(
         name="Configure the service",
         step="service",

@@ -55,11 +55,6 @@ PackName = Annotated[
     AfterValidator(v.one_of(packs.PACKS)),
     v.Must(f"one of {', '.join(packs.PACKS)}"),
 ]
-RuntimeName = Annotated[
-    v.Text,
-    AfterValidator(v.matching(rf"({'|'.join(routes.ROUTES)})-[0-9a-f]{{12}}")),
-    v.Must("the ID of a runtime such as lab-0123456789ab"),
-]
 
 
 class Concern(BaseModel):
@@ -94,6 +89,9 @@ class PackSettings(Concern):
     pack_revision: v.Commit | None = Field(
         None, description="A commit of the pack; without it the first one seen is pinned."
     )
+    pins_dir: v.AbsolutePath = Field(
+        layout.PINS, description="Where this controller keeps, for each host, what was pinned."
+    )
 
 
 class Hub(Concern):
@@ -109,9 +107,6 @@ class Hub(Concern):
 class Fetch(Concern):
     """The download."""
 
-    fetch_transport: Literal["xet", "http"] = Field(
-        "xet", description="How the download starts; a stalled xet falls back to http."
-    )
     fetch_workers: v.Whole = Field(4, ge=1, le=16, description="Files downloaded at a time.")
 
 
@@ -260,11 +255,7 @@ class Service(Concern):
 class Commands(Concern):
     """Settings that are commands: for one run, with `--data`."""
 
-    rollback_to: RuntimeName | None = Field(
-        None, description="Put this earlier runtime back in service."
-    )
     rotate_key: v.Switch = Field(False, description="Replace the API key by a new one.")
-    pack_gc: v.Switch = Field(False, description="Remove packs that are no longer served.")
 
 
 CONCERNS: Final = (
@@ -568,7 +559,7 @@ class Settings(Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, 
             "name": self.pack,
             "revision": revision,
             "endpoint": self.hub_endpoint,
-            "transport": self.fetch_transport,
+            "transport": "http",
             "workers": self.fetch_workers,
         }
 

@@ -6,9 +6,8 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lab/setup.sh"
 cd "$REPO" || exit 2
 
-E2E_MACHINE=dsv4-lab-e2e
-logs=$(mktemp -d /tmp/dsv4-tests.XXXXXX)
-machine_is_ours=no
+E2E_MACHINES=dsv4-lab-e2e
+machines_are_ours=no
 
 # A layer is here when it has tests
 layers=(lint)
@@ -38,20 +37,17 @@ lint() {
 layer() {
     case $1 in
         lint) lint ;;
-        e2e)
-            machine_is_ours=yes
-            # Blank each time: what an earlier run left must not help this one
-            bash tests/lab.sh destroy "$E2E_MACHINE" &&
-                bash tests/lab.sh prepare "$E2E_MACHINE" &&
-                DSV4_LAB_MACHINES=$E2E_MACHINE "$REPO/.venv/bin/pytest" tests/e2e
-            ;;
         *) "$REPO/.venv/bin/pytest" "tests/$1" ;;
     esac
 }
 
 stop_what_we_started() {
     rm -rf "$logs"
-    [ "$machine_is_ours" = no ] || bash tests/lab.sh down "$E2E_MACHINE"
+    [ "$machines_are_ours" = yes ] || return
+    # What was cut off may have left some; the tests themselves put theirs down
+    bash tests/lab.sh status | grep -oE "^$E2E_MACHINES\S*" | while read -r name; do
+        bash tests/lab.sh down "$name"
+    done
 }
 
 chosen=("$@")
@@ -81,6 +77,7 @@ case " ${chosen[*]} " in *" e2e "*) require_lab ;; esac
 case " ${chosen[*]} " in *" units "*) ensure_packages systemd-analyze:systemd ;; esac
 ensure_venv
 
+logs=$(mktemp -d /tmp/dsv4-tests.XXXXXX)
 trap stop_what_we_started EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
@@ -90,7 +87,9 @@ for name in "${chosen[@]}"; do
     echo
     echo "== $name"
     begun=$SECONDS
-    layer "$name" 2>&1 | tee "$logs/$name"
+    [ "$name" != e2e ] || machines_are_ours=yes
+    # An interrupt is for the layer; its last words are still to be shown
+    layer "$name" 2>&1 | tee --ignore-interrupts "$logs/$name"
     status=${PIPESTATUS[0]}
     # pytest's closing line: "1 failed, 2 passed, 1 error in 0.12s"
     closing=$(grep -E '(passed|failed|error)s?\b.* in [0-9.]+s' "$logs/$name" | tail -n 1)

@@ -6,9 +6,6 @@ of a small computer, so that the lab runs on one.
 
 route = "lab"
 
-# The loopback hub speaks plain HTTP only
-fetch_transport = "http"
-
 # A tiny pack is loaded in seconds; a start that takes longer is a fault to be shown
 service_start_timeout_s = 300
 

@@ -99,7 +99,7 @@ class Rig:
     def fault(self, **environment: str | float) -> None:
         """Choose how the engine behaves from the next start on."""
         lines = [f"Environment=FAKE_{name}={value}" for name, value in environment.items()]
-        service = ["[Service]", "RestartSec=1s", "ReadWritePaths=/run", *lines, ""]
+        service = ["[Service]", "RestartSec=1s", *lines, ""]
         self.write(f"{SYSTEMD}/{UNIT}.d/fake.conf", "\n".join(service))
         self.root("systemctl daemon-reload")
 

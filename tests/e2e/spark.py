@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tests.lab import machines, places, state
@@ -179,7 +178,5 @@ def in_lab(command: str, name: str) -> None:
 def blank(name: str) -> Spark:
     """Return a machine that was never deployed to."""
     in_lab("destroy", name)
-    pins = places.REPO / f"inventories/pins/{name}.json"
-    Path(pins).unlink(missing_ok=True)
     in_lab("prepare", name)
     return Spark(name)

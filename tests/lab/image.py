@@ -1,6 +1,7 @@
 """The base image: a blank Debian 12 that boots, kept in the cache and copied for each machine."""
 
 import hashlib
+import inspect
 import os
 import shutil
 from pathlib import Path
@@ -71,7 +72,7 @@ def archive() -> host_config.Archive | None:
 
 def recipe() -> str:
     """Return what the image is made of, as a short hash: another recipe is another image."""
-    text = "\n".join([SUITE, *PACKAGES, Path(__file__).read_text()])
+    text = "\n".join([SUITE, *PACKAGES, inspect.getsource(_build), inspect.getsource(_finish)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -30,6 +30,8 @@ def register(name: str) -> state.Machine:
             ssh_port = state.free_port(places.SSH_PORT, taken)
             serve_port = state.free_port(places.SERVE_PORT, taken | {ssh_port})
             lab.machines[name] = state.Machine(ssh_port, serve_port)
+            # From the first machine on: a host without one would be sent to the public hub
+            lab.hub_port = lab.hub_port or state.free_port(places.HUB_PORT, lab.ports())
             store.write_json(places.STATE, lab.as_json())
         return lab.machines[name]
 
@@ -376,4 +378,5 @@ def destroy(name: str) -> None:
     down(name)
     with locked(places.HOME / f"{name}.lock", f"machine {name}"):
         remove_tree(places.MACHINES / name)
+        (places.PINS / f"{name}.json").unlink(missing_ok=True)
     forget(name)

@@ -26,6 +26,7 @@ SSH_KEY: Final = HOME / "ssh/id_ed25519"
 MACHINES: Final = HOME / "machines"
 HUB: Final = HOME / "hub"
 LOGS: Final = HOME / "logs"
+PINS: Final = HOME / "pins"
 
 DEFAULT_NAME: Final = "dsv4-lab"
 USER: Final = "spark"

@@ -102,6 +102,7 @@ def host_data(state: State, name: str) -> dict[str, Any]:
         "hub_endpoint": f"http://127.0.0.1:{state.hub_port}" if state.hub_port else None,
         "wheel_mirror": machine.wheel_mirror,
         "serve_port": machine.serve_port,
+        "pins_dir": str(places.PINS),
     }
 
 

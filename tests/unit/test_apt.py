@@ -115,7 +115,8 @@ def test_versions_of_installed_packages_only(programs: Callable[[str, str], None
     """Half-installed, removed with its configuration left, or unknown: all are missing."""
     programs(
         "dpkg-query",
-        "printf 'a\\tii \\t1.2-3\\nb\\tiF \\t1\\nc\\trc \\t1\\nd\\tun \\t\\nx\\tii \\t9\\n'; exit 1",
+        "printf 'a\\tii \\t1.2-3\\nb\\tiF \\t1\\nc\\trc \\t1\\nd\\tun \\t\\nx\\tii \\t9\\n'"
+        "\nexit 1",
     )
     found = apt.installed(["a", "b", "c", "d", "e"])
     assert found == {"a": "1.2-3", "b": None, "c": None, "d": None, "e": None}

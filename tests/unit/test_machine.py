@@ -1,4 +1,4 @@
-"""`dsv4 machine`: what a machine is, read on any machine, with "unknown" for what it does not tell."""
+"""`dsv4 machine`: read on any machine, with "unknown" for what it does not tell."""
 
 import json
 import os

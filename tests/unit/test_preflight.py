@@ -115,7 +115,7 @@ def test_a_healthy_spark_passes() -> None:
     assert "CUDA toolkit: nvcc 13.0 in /usr/local/cuda-13.0" in lines
 
 
-FAULTS = {
+FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "x86": ({"arch": "x86_64"}, ["architecture: wanted aarch64, found x86_64"]),
     "older ubuntu": (
         {"os": {"id": "ubuntu", "version": "22.04"}, "os_name": "Ubuntu 22.04.5 LTS"},

@@ -22,7 +22,7 @@ def distribution(site: Path, name: str, files: dict[str, bytes]) -> Path:
     info = site / f"{name}.dist-info"
     info.mkdir(parents=True)
     rows.append(f"{info.name}/RECORD,,")
-    (info / "RECORD").write_text("\n".join(rows) + "\n")
+    (info / "RECORD").write_text("\n".join(rows) + "\n\n")
     return info
 
 
@@ -109,6 +109,14 @@ def test_every_file_is_checked_against_its_record(home: Path) -> None:
         f"{site}/alpha/__init__.py differs from its RECORD",
         f"{site}/alpha/odd,name.py is missing",
     ]
+
+
+def test_compiled_files_are_not_vouched_for(home: Path) -> None:
+    """The interpreter writes them anew whenever it likes."""
+    site = site_of(home)
+    distribution(site, "c-1.0", {"c/__pycache__/c.cpython-311.pyc": b"x", "c/c.py": b"y"})
+    (site / "c/__pycache__/c.cpython-311.pyc").write_bytes(b"other")
+    assert runtime.damaged(site, set(), 2) == []
 
 
 def test_versions_are_those_of_the_metadata(home: Path) -> None:

@@ -80,7 +80,6 @@ def test_a_wrong_utilisation_is_said_with_range_value_and_place(value: object, g
         ("serve_media_domains", ["a b"], "a list of domain names"),
         ("serve_name", "two words", "a name of letters, digits and . _ : -"),
         ("serve_name", "--help", "a name of letters, digits and . _ : -"),
-        ("rollback_to", "yesterday", "the ID of a runtime such as lab-0123456789ab"),
     ],
 )
 def test_a_wrong_value_is_said_in_the_words_of_its_kind(key: str, value: object, must: str) -> None:
@@ -600,7 +599,7 @@ def test_the_environment_of_a_spark_bounds_compilers_and_keeps_kernels_apart(
 
 
 def test_fetch_spec_is_what_the_fetcher_reads() -> None:
-    chosen = s.load({**LAB, "hub_endpoint": "http://127.0.0.1:8790", "fetch_transport": "http"})
+    chosen = s.load({**LAB, "hub_endpoint": "http://127.0.0.1:8790"})
     assert chosen.fetch_spec("a" * 40) == {
         "schema": 1,
         "repo_id": "lab/tiny",

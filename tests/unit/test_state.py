@@ -3,12 +3,13 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4 import layout, state, store
+from dsv4 import state, store
 
 SHOWN = """\
 Id=dsv4.service
@@ -98,22 +99,6 @@ def test_packs_are_told_by_revision(tmp_path: Path) -> None:
     assert state.packs(tmp_path / "none") == {}
 
 
-def test_the_view_tells_which_pack_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Our own config.json beside the links does not confuse it; two roots are none."""
-    monkeypatch.setattr(layout, "VIEW_CURRENT", tmp_path / "views/current")
-    assert state.view() == {"id": None, "pack_root": None}
-    view = tmp_path / "views/0123"
-    view.mkdir(parents=True)
-    (tmp_path / "views/current").symlink_to("0123")
-    (view / "config.json").write_text("{}")
-    (view / "a.safetensors").symlink_to("/packs/x/rev/a.safetensors")
-    assert state.view() == {"id": "0123", "pack_root": "/packs/x/rev"}
-    (view / "b.safetensors").symlink_to("/elsewhere/b.safetensors")
-    assert state.view() == {"id": "0123", "pack_root": None}
-
-
 def test_the_newest_deploy_receipt_counts(tmp_path: Path) -> None:
     """Names sort by time; receipts of other kinds are not looked at."""
     assert state.last_receipt(tmp_path) == {}
@@ -126,7 +111,7 @@ def test_the_newest_deploy_receipt_counts(tmp_path: Path) -> None:
 def test_paths_of_the_record_are_described(tmp_path: Path) -> None:
     """What was taken away by hand shows as absent."""
     (tmp_path / "a").write_bytes(b"x")
-    record = {"paths": {str(tmp_path / "a"): {}, str(tmp_path / "b"): {}}}
+    record: dict[str, Any] = {"paths": {str(tmp_path / "a"): {}, str(tmp_path / "b"): {}}}
     found = state.paths(record)
     assert found[str(tmp_path / "a")]["sha256"] == hashlib.sha256(b"x").hexdigest()
     assert found[str(tmp_path / "b")] == {"kind": "absent"}

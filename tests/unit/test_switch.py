@@ -42,13 +42,14 @@ def make(opt: Path) -> Make:
 def links(opt: Path) -> tuple[str | None, str | None]:
     """Return what current and previous say, as text."""
     names = ("current", "previous")
-    current, previous = (os.readlink(opt / n) if (opt / n).is_symlink() else None for n in names)
+    paths = [opt / name for name in names]
+    current, previous = (str(p.readlink()) if p.is_symlink() else None for p in paths)
     return current, previous
 
 
 def there(opt: Path) -> list[str]:
     """Return the runtimes on disk."""
-    return sorted(os.listdir(opt / "runtimes"))
+    return sorted(path.name for path in (opt / "runtimes").iterdir())
 
 
 def test_the_first_runtime_has_no_previous(opt: Path, make: Make) -> None:
@@ -128,4 +129,4 @@ def test_an_interrupted_switch_is_healed(opt: Path, make: Make) -> None:
     make("a")
     (opt / ".current.dsv4-new").symlink_to("runtimes/gone")
     assert switch.main(["a"]) == 0
-    assert sorted(os.listdir(opt)) == ["current", "runtimes"]
+    assert sorted(path.name for path in opt.iterdir()) == ["current", "runtimes"]

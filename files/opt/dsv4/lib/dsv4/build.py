@@ -149,11 +149,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="dsv4 build", description=__doc__)
     parser.add_argument("--spec", type=Path, default=layout.BUILD_JSON)
     options = parser.parse_args(argv)
-    os.umask(0o022)
     progress = layout.BUILD_PROGRESS
     progress.parent.mkdir(parents=True, exist_ok=True)
     layout.RUNTIMES.mkdir(parents=True, exist_ok=True)
-    identity = ""
+    identity, text = "", ""
     try:
         spec = store.read_json(options.spec)
         if spec is None:
@@ -162,8 +161,11 @@ def main(argv: list[str]) -> int:
         with (layout.RUNTIMES / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             build(spec, progress)
-    except (BuildError, store.BrokenState, OSError, KeyError) as error:
-        text = f"{error!r}" if isinstance(error, KeyError) else str(error)
+    except (BuildError, store.BrokenState, OSError) as error:
+        text = str(error)
+    except (LookupError, ValueError, TypeError) as error:
+        text = f"{error!r}: {options.spec} is not for this version; run the deploy, which writes it"
+    if text:
         store.write_json(progress, {"state": "failed", "error": text, "id": identity})
         sys.stderr.write(f"dsv4 build: {text}\n")
         return 1

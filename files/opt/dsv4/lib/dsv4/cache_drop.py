@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import guard, launch, layout, memory, processes, residency
+from dsv4 import guard, launch, layout, memory, processes, residency, systemd
 
 MODES: Final = ("auto", "always", "never")
 NAMED: Final = 3
@@ -186,6 +186,8 @@ def main(argv: list[str]) -> int:
     result: dict[str, Any] = {"ok": False}
     try:
         config = guard.read(options.guard)
+        if not systemd.as_hook(config.unit):
+            return 0
         mode = options.mode or config.memory.cache_drop
         if mode not in MODES:
             raise guard.BrokenGuard(f"memory.cache_drop: must be one of {MODES} (got {mode!r})")

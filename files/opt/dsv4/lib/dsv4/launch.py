@@ -101,6 +101,7 @@ def main(argv: list[str]) -> int:
         return REFUSED
     try:
         program, arguments, environment = engine(os.environ)
+        os.umask(0o077)  # the engine's own files are for nobody else
         os.execve(program, arguments, environment)  # noqa: S606
     except (LaunchError, OSError) as error:
         sys.stderr.write(f"dsv4 launch: {error}\n")

@@ -16,7 +16,6 @@ import signal
 import socket
 import stat
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,9 +24,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsv4 import cgroup, fingerprint, guard, launch, layout, phase, processes, store
+from dsv4.systemd import as_hook, show
 
 KILL_WAIT_S: Final = 15.0
 PORT_WAIT_S: Final = 10.0
+WATCHDOG_WAIT_S: Final = 3.0
 TRIP_WAIT_S: Final = 2.0
 TERM_RECORD_WAIT_S: Final = 0.3
 INDEX: Final = "model.safetensors.index.json"
@@ -38,21 +39,6 @@ HEADER_LIMIT: Final = 100_000_000
 def say(text: str) -> None:
     """Write one line to the journal."""
     sys.stderr.write(f"dsv4 launch: {text}\n")
-
-
-def show(unit: str, *names: str) -> dict[str, str]:
-    """Return a unit's properties; empty where systemd does not answer."""
-    try:
-        done = subprocess.run(
-            ["systemctl", "show", "--no-pager", "-p", ",".join(names), unit],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=20,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
 
 
 # The restart limit
@@ -87,6 +73,22 @@ def count_restart(config: guard.Guard, restarts: int, now: float) -> str | None:
     )
     store.write_json(layout.REFUSED_JSON, {"reason": reason})
     return reason
+
+
+# The watchdog
+
+
+def watchdog_fault(unit: str) -> str | None:
+    """Return why this machine is not guarded; a watchdog that is coming back is waited for."""
+    end = time.monotonic() + WATCHDOG_WAIT_S
+    while show(unit, "ActiveState").get("ActiveState") != "active":
+        if time.monotonic() >= end:
+            return (
+                f"{unit} does not run, and nothing else keeps this machine from freezing; see"
+                f" `journalctl -u {unit}`"
+            )
+        time.sleep(0.2)
+    return None
 
 
 # Stale processes and the port
@@ -308,11 +310,8 @@ def check(config: guard.Guard) -> int:
         say(f"there is no user {config.user}; deploy again to make it")
         return 1
     faults = []
-    if show(config.watchdog_unit, "ActiveState").get("ActiveState") != "active":
-        faults.append(
-            f"{config.watchdog_unit} does not run, and nothing else keeps this machine from"
-            f" freezing; see `journalctl -u {config.watchdog_unit}`"
-        )
+    if fault := watchdog_fault(config.watchdog_unit):
+        faults.append(fault)
     faults.extend(end_stale(config, account.pw_uid))
     if fault := port_fault(config):
         faults.append(fault)
@@ -444,6 +443,9 @@ def main(argv: Sequence[str]) -> int:
     except guard.BrokenGuard as error:
         say(str(error))
         return 3
+    starting = argv[0] in {"check", "record"}
+    if starting and not as_hook(config.unit):
+        return 0
     return hooks[argv[0]](config)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import guard, launch, layout, memory, notify, phase, processes
+from dsv4 import guard, launch, layout, memory, notify, phase, processes, systemd
 
 POLL_S: Final = 0.5
 SAID_EVERY_S: Final = 10.0
@@ -196,6 +196,8 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         config = guard.read(options.guard)
+        if not systemd.as_hook(config.unit):
+            return 0
         bound = config.memory.gate_wait_s if options.wait is None else options.wait
         passed, text, figures = gate(config, options.meminfo, bound)
         status = 0 if passed else 1

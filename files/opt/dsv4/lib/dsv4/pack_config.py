@@ -322,6 +322,9 @@ def plan(root: Path, policy: Policy | None, *, allow_code: bool) -> View:
     return View(pack_root=root, files=linked, facts=facts, own=own)
 
 
+MAKER: Final = (store.sha256_file(Path(__file__)) or "")[:12]
+"""This file's own hash: another version may put another configuration into the view."""
+
 # The view on disk
 
 
@@ -385,6 +388,51 @@ def build(views: Path, view: View) -> None:
     store.sync_directory(views)
 
 
+def signature(root: Path) -> str:
+    """Return a hash over names, sizes and times of a pack's files: whether to look again at all."""
+    whole = hashlib.sha256()
+    with contextlib.suppress(OSError):
+        for name in visible_files(root):
+            found = (root / name).stat()
+            whole.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+    return whole.hexdigest()
+
+
+def wanted(root: Path, policy: Policy | None, *, allow_code: bool) -> dict[str, Any]:
+    """Return what a view is made from; the deploy compares this with what the served one was."""
+    return {"pack_root": str(root), "policy": policy, "allow_code": allow_code, "maker": MAKER}
+
+
+def note(views: Path, view: View, made_from: Mapping[str, Any], seen: str) -> None:
+    """Write down what the served view was made from; `seen` is the pack's signature before that."""
+    known = {"id": view.identity, "made_from": made_from, "signature": seen}
+    path = views / layout.VIEW_NOTE.name
+    before = store.read_json_or(path, {})
+    if {name: before.get(name) for name in known} != known:
+        store.write_json(path, known)
+
+
+def served(views: Path = layout.VIEWS) -> dict[str, Any]:
+    """Return the served view's ID and what it was made from, as long as it still shows that.
+
+    Cheap enough for every deploy: no header is read, and a file that changed shows in its time.
+    """
+    link = views / layout.VIEW_CURRENT.name
+    known = store.read_json_or(views / layout.VIEW_NOTE.name, {})
+    identity = link.readlink().name if link.is_symlink() else None
+    made_from = known.get("made_from") or {}
+    root = made_from.get("pack_root")
+    intact = (
+        identity is not None
+        and identity == known.get("id")
+        and root is not None
+        and signature(Path(root)) == known.get("signature")
+        and visible_files(link) == visible_files(Path(root))
+        and all(path.exists() for path in link.iterdir())
+    )
+    return {"id": identity, "made_from": made_from if intact else {}}
+
+
 def serve(views: Path, view: View) -> bool:
     """Have the view built and served; return whether anything changed."""
     views.mkdir(parents=True, exist_ok=True)
@@ -416,15 +464,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; 1 when it differs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    os.umask(0o022)
     root = Path(os.path.abspath(options.pack_root))  # noqa: PTH100 - its links stay as given
     changed = False
+    policy, code = options.exl3_policy, options.allow_code
     try:
-        view = plan(root, options.exl3_policy, allow_code=options.allow_code)
+        seen = signature(root)
+        view = plan(root, policy, allow_code=code)
         if options.check:
             ok = is_current(options.views, view)
         else:
             changed, ok = serve(options.views, view), True
+            note(options.views, view, wanted(root, policy, allow_code=code), seen)
     except (Refused, store.BrokenState, OSError) as error:
         sys.stderr.write(f"dsv4 pack_config: {error}\n")
         if options.json:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import cgroup, engine_api, guard, layout, phase, processes
+from dsv4 import cgroup, engine_api, guard, launch, layout, phase, processes, systemd
 from dsv4.notify import notify
 
 POLL_S: Final = 0.5
@@ -28,6 +28,7 @@ TELL_EVERY_S: Final = 30.0
 CORE_GONE_S: Final = 3.0
 QUIET_S: Final = 10.0
 TRIES: Final = 3
+SHOWN_RATE: Final = 0.005
 GIB: Final = 1 << 30
 JOURNAL_LINES: Final = 400
 
@@ -120,7 +121,7 @@ class Progress:
 
     def words(self) -> str:
         """Return it for a status line."""
-        rate = f", {self.rate:.2f} GiB/s from disk" if self.rate > 0 else ""
+        rate = f", {self.rate:.2f} GiB/s from disk" if self.rate >= SHOWN_RATE else ""
         return f"{self.shard} of {self.of} weight files, {self.gib:.1f} GiB{rate}"
 
 
@@ -143,7 +144,7 @@ class Load:
         if self.read_before is not None and now > self.read_before[0]:
             rate = max(0, read - self.read_before[1]) / GIB / (now - self.read_before[0])
         self.read_before = (now, read)
-        if new or rate > 0.01:
+        if new or rate >= SHOWN_RATE:
             self.moved_at = now
         gib = sum(self.files[path] for path in self.seen) / GIB
         return Progress(len(self.seen), len(self.files), gib, rate, len(mapped))
@@ -363,8 +364,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"ok": False}
+    if launch.refused():
+        return 1
     try:
         config = guard.read(options.guard)
+        if not systemd.as_hook(config.unit):
+            return 0
         limit = config.ready.request_timeout_s
         client = engine_api.Client(config.url, engine_api.find_key(), limit)
         life = Life(options.pid, config.unit)

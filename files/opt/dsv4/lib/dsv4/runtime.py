@@ -46,8 +46,9 @@ def recorded(site: Path) -> Iterator[tuple[Path, str]]:
     for record in sorted(site.glob("*.dist-info/RECORD")):
         with record.open(newline="") as handle:
             for row in csv.reader(handle):
-                compiled = row[0].endswith(".pyc")
-                if len(row) > 1 and row[1].startswith("sha256=") and not compiled:
+                if len(row) < 2 or row[0].endswith(".pyc"):
+                    continue
+                if row[1].startswith("sha256="):
                     yield site / row[0], row[1].removeprefix("sha256=")
 
 

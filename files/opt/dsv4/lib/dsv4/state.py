@@ -13,7 +13,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import accounts, apt, fingerprint, layout, lock, machine, runtime, store, tools, tree
+from dsv4 import (
+    accounts,
+    apt,
+    fingerprint,
+    layout,
+    lock,
+    machine,
+    pack_config,
+    runtime,
+    store,
+    tools,
+    tree,
+)
 
 UNIT_FIELDS: Final = {
     "LoadState": "load",
@@ -83,19 +95,6 @@ def packs(root: Path = layout.PACKS) -> dict[str, dict[str, Any]]:
     return found
 
 
-def view() -> dict[str, Any]:
-    """Return which view is served and which directory its links reach."""
-    identity = runtime.link_target(layout.VIEW_CURRENT)
-    if identity is None:
-        return {"id": None, "pack_root": None}
-    roots = {
-        str(link.readlink().parent)
-        for link in layout.VIEW_CURRENT.glob("*")
-        if link.is_symlink() and link.readlink().is_absolute()
-    }
-    return {"id": identity, "pack_root": roots.pop() if len(roots) == 1 else None}
-
-
 def last_receipt(root: Path = layout.RECEIPTS) -> dict[str, Any]:
     """Return the newest deploy receipt's fingerprint."""
     receipts = sorted(root.glob("*-deploy.json"))
@@ -133,7 +132,7 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
         "current": runtime.link_target(layout.CURRENT),
         "previous": runtime.link_target(layout.PREVIOUS),
         "packs": packs(),
-        "view": view(),
+        "view": pack_config.served(),
         "fetch": store.read_json_or(layout.FETCH_PROGRESS, {}),
         "build": store.read_json_or(layout.BUILD_PROGRESS, {}),
         "engine": engine(),

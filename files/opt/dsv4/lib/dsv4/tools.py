@@ -67,5 +67,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    os.umask(0o022)
     raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""What the hooks need of systemd: a unit's properties, and to give way to a stop."""
+
+import os
+import signal
+import subprocess
+import time
+from typing import Final
+
+ASKED: Final = 5
+
+
+def show(unit: str, *names: str) -> dict[str, str]:
+    """Return a unit's properties; empty where systemd does not answer."""
+    try:
+        done = subprocess.run(
+            ["systemctl", "show", "--no-pager", "-p", ",".join(names), unit],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+
+
+def is_stopping(unit: str) -> bool:
+    """Say whether somebody has stopped the unit while it was starting.
+
+    The signal goes to every process of the unit, and so to a `systemctl` that one of them has just
+    started to ask this.
+    """
+    for _ in range(ASKED):
+        if state := show(unit, "ActiveState").get("ActiveState"):
+            return state == "deactivating"
+        time.sleep(0.05)
+    return False
+
+
+def as_hook(unit: str) -> bool:
+    """Prepare to give way to a stop; say whether this hook shall do its work at all.
+
+    systemd sends SIGTERM to the hook of a unit that its owner stops, and takes it for no failure
+    (`SuccessExitStatus`), but then has the next hook run in the middle of the stop: that one stands
+    aside. A hook that was sent the signal by anybody else has failed. By hand, outside a unit,
+    neither applies.
+    """
+    if "INVOCATION_ID" not in os.environ:
+        return True
+
+    def end(number: int, frame: object) -> None:
+        os._exit(0 if is_stopping(unit) else 1)
+
+    signal.signal(signal.SIGTERM, end)
+    return not is_stopping(unit)
