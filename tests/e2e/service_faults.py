@@ -136,6 +136,7 @@ def watchdog_lost(rig: Rig) -> None:
         rig.until_state("failed")
         assert "could not be kept running" in rig.reason()
         assert not rig.start()[0], "it must not run unguarded"
+        rig.until_state("failed")
         assert WATCHDOG in rig.reason(), rig.reason()
         rig.stop()
     finally:

@@ -155,6 +155,8 @@ def parse(status: int, stdout: str, stderr: str) -> Deployed:
     try:
         results = json.loads(stdout)["results"]
     except (ValueError, KeyError):
+        results = None
+    if results is None:
         return Deployed(status, stdout + stderr)
     changed = tuple(
         name

@@ -278,8 +278,39 @@ def test_a_view_that_was_tampered_with_is_made_again(exl3: Path) -> None:
     assert {path.name for path in views(exl3).iterdir()} == {
         ".lock",
         "current",
+        "current.json",
         os.fspath(current.readlink()),
     }
+
+
+def test_a_served_view_says_what_it_was_made_from(exl3: Path) -> None:
+    """The deploy compares that with what it wants, so no change is no work."""
+    assert run(exl3, "--exl3-policy", "bf16_as_stored") == 0
+    wanted = pack_config.wanted(exl3, "bf16_as_stored", allow_code=False)
+    assert pack_config.served(views(exl3))["made_from"] == wanted
+    assert wanted != pack_config.wanted(exl3, "official_source_native", allow_code=False)
+
+
+@pytest.mark.parametrize("damage", ["config", "link", "extra", "pack", "note"])
+def test_a_damaged_view_was_made_from_nothing(exl3: Path, damage: str) -> None:
+    """Whatever is no longer as it was made is made again by the next deploy."""
+    assert run(exl3, "--exl3-policy", "bf16_as_stored") == 0
+    current = views(exl3) / "current"
+    link = next(path for path in sorted(current.iterdir()) if path.is_symlink())
+    match damage:
+        case "config":
+            (current / "config.json").write_text("{}")
+        case "link":
+            link.unlink()
+        case "extra":
+            (current / "extra").write_text("x")
+        case "pack":
+            (exl3 / "generation_config.json").write_text("{ }")
+        case "note":
+            (views(exl3) / "current.json").write_text("{")
+    assert pack_config.served(views(exl3))["made_from"] == {}
+    assert run(exl3, "--exl3-policy", "bf16_as_stored") == 0
+    assert pack_config.served(views(exl3))["made_from"] != {}
 
 
 def test_what_a_killed_builder_left_is_removed(plain: Path) -> None:

@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
         got = f" (got {argv[0]})" if argv else ""
         sys.stderr.write(f"dsv4: name a tool{got}\n{usage()}")
         return 2
-    # What is read by other users must not depend on whose shell or unit this runs in; what is secret
-    # is made with a mode of its own
+    # What other users read must not depend on whose shell or unit this runs in; what is secret is
+    # made with a mode of its own
     os.umask(0o022)
     tool = importlib.import_module(f"dsv4.{argv[0]}")
     return int(tool.main(argv[1:]))

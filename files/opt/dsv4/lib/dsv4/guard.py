@@ -88,6 +88,11 @@ class Guard:
         """Return the name of the unit that guards this one."""
         return f"{self.unit.removesuffix('.service')}-watchdog.service"
 
+    @property
+    def unguarded_unit(self) -> str:
+        """Return the name of the unit that stops this one when it cannot be guarded."""
+        return f"{self.unit.removesuffix('.service')}-unguarded.service"
+
 
 Section = TypeVar("Section", Memory, Ready, Restarts, Question, Guard)
 

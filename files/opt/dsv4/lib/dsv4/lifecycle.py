@@ -413,8 +413,8 @@ def ended(config: guard.Guard) -> int:
     result = environment.get("SERVICE_RESULT", "")
     code, status = environment.get("EXIT_CODE", ""), environment.get("EXIT_STATUS", "")
     if result == "success":
-        watchdog = show(config.watchdog_unit, "ActiveState", "Result")
-        if watchdog.get("ActiveState") == "failed":
+        # The unit that stops an unguarded engine is running its `systemctl stop` meanwhile
+        if show(config.unguarded_unit, "ActiveState").get("ActiveState") == "activating":
             reason = f"stopped, because {config.watchdog_unit} could not be kept running"
             say(reason)
             phase.write("failed", {"reason": reason})

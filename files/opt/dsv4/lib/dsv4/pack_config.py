@@ -405,7 +405,8 @@ def wanted(root: Path, policy: Policy | None, *, allow_code: bool) -> dict[str, 
 
 def note(views: Path, view: View, made_from: Mapping[str, Any], seen: str) -> None:
     """Write down what the served view was made from; `seen` is the pack's signature before that."""
-    known = {"id": view.identity, "made_from": made_from, "signature": seen}
+    own = {name: store.sha256_bytes(data) for name, data in view.own.items()}
+    known = {"id": view.identity, "made_from": made_from, "signature": seen, "own": own}
     path = views / layout.VIEW_NOTE.name
     before = store.read_json_or(path, {})
     if {name: before.get(name) for name in known} != known:
@@ -426,9 +427,11 @@ def served(views: Path = layout.VIEWS) -> dict[str, Any]:
         identity is not None
         and identity == known.get("id")
         and root is not None
+        and isinstance(known.get("own"), dict)
         and signature(Path(root)) == known.get("signature")
         and visible_files(link) == visible_files(Path(root))
         and all(path.exists() for path in link.iterdir())
+        and all(store.sha256_file(link / name) == digest for name, digest in known["own"].items())
     )
     return {"id": identity, "made_from": made_from if intact else {}}
 

@@ -5,7 +5,6 @@ one is built beside, proven by importing, and switched to by a rename.
 """
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
