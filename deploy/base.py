@@ -22,9 +22,9 @@ DIRECTORIES: list[Entry] = [
     Dir(path=layout.RECEIPTS),
     Dir(path=layout.UV_CACHE),
     File(path=layout.DSV4, content=(layout.FILES / "opt/dsv4/bin/dsv4").read_bytes(), mode="755"),
-    File(
-        path=layout.NEEDRESTART,
-        content=(layout.FILES / str(layout.NEEDRESTART).lstrip("/")).read_bytes(),
+    *(
+        File(path=path, content=(layout.FILES / str(path).lstrip("/")).read_bytes())
+        for path in (layout.NEEDRESTART, layout.TMPFILES)
     ),
 ]
 

@@ -1,6 +1,7 @@
 """Ready is one real token; each way of not getting there has its own words."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -250,3 +251,29 @@ def test_the_log_says_why(log: str, words: str) -> None:
     found = ready.classify(log)
     assert words in found
     assert bool(found) == bool(words)
+
+
+def test_an_engine_that_needs_a_second_signal_gets_it(tmp_path: Path) -> None:
+    """A server stopped in mid-load ends its engine on the first signal and itself on the second."""
+    script = tmp_path / "stubborn.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "def first(*_):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "signal.signal(signal.SIGTERM, first)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(60)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        server.terminate()
+        ready.end_engine(server.pid, every_s=0.2)
+        assert server.wait(5) == -signal.SIGTERM
+
+
+def test_ending_an_engine_that_is_gone_is_nothing(tmp_path: Path) -> None:
+    """The process may end between the stop and this."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    ready.end_engine(gone.pid, every_s=0.1)

@@ -62,6 +62,7 @@ VERIFIED_JSON: Final = RUN / "verified.json"
 LOCK: Final = RUN / "deploy.lock"
 
 PROFILE: Final = Path("/etc/profile.d/dsv4-cuda.sh")
+TMPFILES: Final = Path("/etc/tmpfiles.d/dsv4.conf")
 NEEDRESTART: Final = Path("/etc/needrestart/conf.d/dsv4.conf")
 SYSTEMD: Final = Path("/etc/systemd/system")
 UNIT: Final = "dsv4.service"

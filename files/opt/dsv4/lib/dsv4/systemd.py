@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Final
 
 ASKED: Final = 5
@@ -37,8 +38,10 @@ def is_stopping(unit: str) -> bool:
     return False
 
 
-def as_hook(unit: str) -> bool:
+def as_hook(unit: str, meanwhile: Callable[[], None] | None = None) -> bool:
     """Prepare to give way to a stop; say whether this hook shall do its work at all.
+
+    + meanwhile: what to do about the stop before giving way
 
     systemd sends SIGTERM to the hook of a unit that its owner stops, and takes it for no failure
     (`SuccessExitStatus`), but then has the next hook run in the middle of the stop: that one stands
@@ -49,7 +52,10 @@ def as_hook(unit: str) -> bool:
         return True
 
     def end(number: int, frame: object) -> None:
-        os._exit(0 if is_stopping(unit) else 1)
+        stopped = is_stopping(unit)
+        if stopped and meanwhile is not None:
+            meanwhile()
+        os._exit(0 if stopped else 1)
 
     signal.signal(signal.SIGTERM, end)
     return not is_stopping(unit)
