@@ -50,6 +50,9 @@ def install_command() -> str:
         [
             "set -eu",
             "umask 022",
+            # The same lock as the tools': a killed deploy's command may still be at work here
+            f"exec 9>{layout.WORK_LOCK}",
+            "flock -w 1800 9",
             "command -v python3 >/dev/null || {"
             " DEBIAN_FRONTEND=noninteractive apt-get update -q >&2;"
             " DEBIAN_FRONTEND=noninteractive apt-get install -y -q python3 >&2; }",

@@ -1,6 +1,6 @@
 """Follow hours-long work on the target by short commands, so that a dropped line stops nothing.
 
-The work itself is a systemd unit there. Here it is only watched: a poll every two seconds, a line
+The work itself is a systemd unit there. Here it is only watched: a poll every second, a line
 of progress when something moved, a new connection when the old one broke, and at the end one
 sentence about what came out.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyinfra.api.host import Host
     from pyinfra.api.state import State as Pyinfra
 
-POLL_S: Final = 2.0
+POLL_S: Final = 1.0
 SAY_EVERY_S: Final = 10.0
 SILENT_POLLS: Final = 15
 """Answers without the unit in a row after which the target's tools count as broken."""

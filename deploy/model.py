@@ -70,7 +70,9 @@ def start() -> None:
         revision=lambda: revision(chosen),
         token=secrets.hub_token(chosen),
     )
-    operations.units_loaded(name="Load the download unit", enabled=[layout.UNIT_FETCH])
+    operations.units_loaded(
+        name="Load the download unit", units=[layout.UNIT_FETCH], enabled=[layout.UNIT_FETCH]
+    )
     operations.fetch_started(
         name="Start the download", pack=chosen.pack, revision=lambda: revision(chosen)
     )

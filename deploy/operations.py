@@ -134,19 +134,23 @@ def tools_environment(lock_sha256: str) -> Commands:
 
 
 @converging
-def units_loaded(enabled: Iterable[str]) -> Commands:
-    """Have systemd know our unit files as they are on disk, and start these at boot.
+def units_loaded(units: Iterable[str], enabled: Iterable[str]) -> Commands:
+    """Have systemd know these unit files as they are on disk, and start some of them at boot.
 
-    + enabled: canonical unit names
+    Only the units of the step at hand count: a reload while another one's file is missing makes
+    systemd 252 refuse that one ("failed to load properly") until it has stopped and is read again.
+
+    + units: canonical unit names, their files in place
+    + enabled: those that start at boot
     """
     state = facts.current()
     wanted = list(enabled)
     stale = [
         name
-        for name in layout.UNITS
+        for name in units
         if state.unit(name).get("need_reload") == "yes"
         or (
-            state.unit(name).get("load") == "not-found"
+            state.unit(name).get("load") != "loaded"
             and state.path(unit_path(name))["kind"] == "file"
         )
     ]

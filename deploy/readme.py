@@ -9,8 +9,16 @@ from typing import Final
 
 from deploy import layout, routes, settings
 
+
+def run_book() -> str:
+    """Return deploy/full.py from its first step on, as the README shows it."""
+    source = (layout.REPO / "deploy/full.py").read_text()
+    return f"```python\n{source[source.index('settings.check()') :]}```\n"
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "routes": routes.table,
+    "run-book": run_book,
     "settings": settings.table,
 }
 

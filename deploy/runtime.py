@@ -47,7 +47,7 @@ def apply() -> None:
     chosen = settings.current()
     identity = chosen.runtime_id
     operations.tree(name="Describe the runtime", step="runtime", entries=entries(chosen))
-    operations.units_loaded(name="Load the build unit", enabled=[])
+    operations.units_loaded(name="Load the build unit", units=[layout.UNIT_BUILD], enabled=[])
     operations.runtime_built(name="Build the runtime", identity=identity)
     operations.runtime_in_service(
         name="Put the runtime in service", identity=identity, keep=chosen.runtime_keep

@@ -9,6 +9,8 @@ from deploy._render import template
 from deploy._state import State
 from deploy._tree import Entry, File
 
+UNITS = (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED)
+
 
 def engine_unit(chosen: settings.Settings, state: State) -> units.EngineUnit:
     """Return what the unit templates are filled with, for these settings on this machine."""
@@ -56,7 +58,7 @@ def entries(chosen: settings.Settings, state: State) -> list[Entry]:
                 path=layout.SYSTEMD / name,
                 content=template(layout.SYSTEMD / name, unit=unit),
             )
-            for name in (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED)
+            for name in UNITS
         ),
     ]
 
@@ -73,7 +75,7 @@ def apply() -> None:
         step="service",
         entries=lambda: entries(chosen, facts.current()),
     )
-    operations.units_loaded(name="Load the service units", enabled=[layout.UNIT])
+    operations.units_loaded(name="Load the service units", units=UNITS, enabled=[layout.UNIT])
     operations.service_running(
         name="Run the service",
         wanted=chosen.service_state,

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 
 from tests.e2e.service_rig import MEMINFO, UNIT, WATCHDOG, Rig, meminfo
 
+SPARK_FLOORS = {"hard_floor_gib": 3.5, "soft_floor_gib": 5.0}
+"""Those of a Spark, which the memory played here is of; the lab's own are a small computer's."""
+
 
 def serves_and_stops(rig: Rig) -> None:
     """A start returns when a token has come; a deliberate stop stays stopped, watchdog included."""
@@ -146,6 +149,7 @@ def watchdog_lost(rig: Rig) -> None:
 def memory_collapses(rig: Rig) -> None:
     """At the hard floor everything dies at once, is recorded, and is started again."""
     rig.fault(LOAD_S=0.2, IGNORE_TERM=1)
+    rig.guard(memory=SPARK_FLOORS)
     rig.watchdog_reads(meminfo(30))
     try:
         assert rig.start()[0], rig.log(30)
@@ -171,7 +175,7 @@ def memory_collapses(rig: Rig) -> None:
 def memory_sinks(rig: Rig) -> None:
     """At the soft floor the engine is asked first, and killed when it does not listen."""
     rig.fault(LOAD_S=0.2, IGNORE_TERM=1)
-    rig.guard(memory={"term_grace_s": 2})
+    rig.guard(memory={**SPARK_FLOORS, "term_grace_s": 2})
     rig.watchdog_reads(meminfo(30))
     try:
         assert rig.start()[0], rig.log(30)

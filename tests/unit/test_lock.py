@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dsv4 import __main__ as front
 from dsv4 import lock, store
 
 LIB = Path(lock.__file__).parents[1]
@@ -231,3 +232,37 @@ def test_the_command_refuses_in_one_line(
     err = capsys.readouterr().err
     assert "ada on laptop since now" in err
     assert err.count("\n") == 1
+
+
+def test_changing_commands_run_one_at_a_time(tmp_path: Path) -> None:
+    """What a killed deploy left running is waited for, not run into."""
+    path = tmp_path / "work.lock"
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import fcntl, sys, time\n"
+            f"lock = open({str(path)!r}, 'w')\n"
+            "fcntl.flock(lock, fcntl.LOCK_EX)\n"
+            "print('held', flush=True)\n"
+            "time.sleep(60)\n",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    with (
+        pytest.raises(TimeoutError, match="still at work"),
+        front.alone("tree", path, patience_s=0.3),
+    ):
+        pass
+    holder.kill()
+    holder.wait()
+    with front.alone("tree", path, patience_s=5):
+        pass
+    holder.stdout.close()
+
+
+def test_every_changing_command_is_a_tool() -> None:
+    """A name that is none would be a change nobody guards."""
+    assert front.OWNER.keys() | front.INTERNAL >= front.CHANGING

@@ -1,9 +1,16 @@
 """`dsv4 NAME …`: one front for all tools."""
 
+import contextlib
+import fcntl
 import importlib
 import os
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
+
+from dsv4 import layout
 
 OWNER: Final = {
     "key": "show the API key (root)",
@@ -19,6 +26,43 @@ INTERNAL: Final = frozenset(
         *("tree", "watchdog"),
     }
 )
+
+
+CHANGING: Final = frozenset(
+    {"accounts", "apt", "key", "pack_config", "receipt", "switch", "tools", "tree"}
+)
+"""What the deploy changes the machine with; one at a time, see `alone`."""
+
+PATIENCE_S: Final = 1800.0
+
+
+@contextlib.contextmanager
+def alone(
+    name: str, path: Path = layout.WORK_LOCK, patience_s: float = PATIENCE_S
+) -> Iterator[None]:
+    """Let one changing command run at a time.
+
+    A deploy that is killed leaves the command it had running here, which goes on to its end: the
+    next deploy's command waits for that and then finds its work done. Raises TimeoutError.
+    """
+    with path.open("w") as lock:
+        deadline = time.monotonic() + patience_s
+        waited = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"an earlier command is still at work after {patience_s:.0f} s; see"
+                        f" `fuser -v {path}`"
+                    ) from None
+            if not waited:
+                sys.stderr.write(f"dsv4 {name}: waiting for the command of an earlier deploy\n")
+                waited = True
+            time.sleep(0.1)
+        yield
 
 
 def usage() -> str:
@@ -40,7 +84,14 @@ def main(argv: list[str]) -> int:
     # made with a mode of its own
     os.umask(0o022)
     tool = importlib.import_module(f"dsv4.{argv[0]}")
-    return int(tool.main(argv[1:]))
+    if argv[0] not in CHANGING or os.geteuid() != 0:
+        return int(tool.main(argv[1:]))
+    try:
+        with alone(argv[0]):
+            return int(tool.main(argv[1:]))
+    except TimeoutError as error:
+        sys.stderr.write(f"dsv4 {argv[0]}: {error}\n")
+        return 1
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,8 +129,14 @@ def build(spec: dict[str, Any], progress: Path) -> None:
     for name, (source, local) in sorted(spec.get("aliases", {}).items()):
         add_alias(site, name, source, local)
     step(progress, "import it", identity)
-    for statement in spec.get("checks", []):
-        call([str(home / "bin/python"), "-I", "-c", statement], f"`{statement}`")
+    python = str(home / "bin/python")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        checks = [
+            pool.submit(call, [python, "-I", "-c", statement], f"`{statement}`")
+            for statement in spec.get("checks", [])
+        ]
+    for check in checks:
+        check.result()
     store.write_json(
         home / runtime.MANIFEST,
         {

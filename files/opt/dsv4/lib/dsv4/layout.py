@@ -60,6 +60,8 @@ FETCH_PROGRESS: Final = Path("/run/dsv4-fetch/fetch.json")
 BUILD_PROGRESS: Final = RUN / "build.json"
 VERIFIED_JSON: Final = RUN / "verified.json"
 LOCK: Final = RUN / "deploy.lock"
+WORK_LOCK: Final = Path("/run/dsv4-work.lock")
+"""Held by whatever changes this machine for the deploy, for as long as that one command runs."""
 
 PROFILE: Final = Path("/etc/profile.d/dsv4-cuda.sh")
 TMPFILES: Final = Path("/etc/tmpfiles.d/dsv4.conf")
