@@ -24,7 +24,7 @@ lint() {
     local bin=$REPO/.venv/bin status=0 scripts
     ensure_packages shellcheck:shellcheck
     mapfile -t scripts < <(
-        grep -rlIE --exclude-dir={.git,.lab,.venv} -m 1 '^#!.*\b(ba)?sh$|^# shellcheck shell=' \
+        grep -rlIE --exclude-dir={.git,.lab,.venv} --exclude='*.py' -m 1 '^#!.*\b(ba)?sh$|^# shellcheck shell=' \
             .ci deploy files templates tests
     )
     "$bin/ruff" format --check . || status=1
