@@ -60,6 +60,7 @@ def install_command() -> str:
             f"rm -rf {lib}/.new {lib}/.old",
             f"mkdir {lib}/.new",
             f"base64 -d | tar -xzf - -C {lib}/.new --no-same-owner",
+            f"sync -f {lib}/.new",
             f"[ ! -e {lib}/{name} ] || mv {lib}/{name} {lib}/.old",
             f"mv {lib}/.new/{name} {lib}/{name}",
             f"ln -sfn {name} {lib}/.link",

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from paramiko import SSHException
 from pyinfra import logger
+from pyinfra.api import HiddenValue
 from pyinfra.api.command import PyinfraCommand, StringCommand
 
 from deploy import facts, layout, pins
+from dsv4 import store
 
 if TYPE_CHECKING:
     from pyinfra.api.arguments import ConnectorArguments
@@ -111,27 +113,34 @@ def judge(
 
 
 def ask(host: "Host", words: str, arguments: "ConnectorArguments") -> tuple[bool, list[str]]:
-    """Run one short command, on a new connection when the old one broke."""
-    for attempt in range(RECONNECTS + 1):
+    """Run one short command, on a new connection when the old one broke.
+
+    Raises OSError, which pyinfra takes as this host's failure and not as the whole run's, when the
+    line stays down.
+    """
+    for _ in range(RECONNECTS):
         try:
             status, output = host.run_shell_command(StringCommand(words), **arguments)
             return status, output.stdout_lines or output.stderr_lines
-        except (OSError, EOFError, SSHException) as error:
-            if attempt == RECONNECTS:
-                raise
+        except (OSError, EOFError, SSHException, AttributeError) as error:
+            # AttributeError: what pyinfra's client raises after a connect that failed
             logger.warning(f"{host.print_prefix}connection lost ({error}); trying again")
-            time.sleep(RECONNECT_AFTER_S)
             reconnect(host)
-    raise AssertionError("unreachable")
+    raise OSError(f"no connection to {host.name} after {RECONNECTS} tries; run the deploy again")
 
 
 def reconnect(host: "Host") -> None:
-    """Open the connection again; a failure shows in the next command."""
+    """Open the connection again, after a pause; a failure shows in the next command.
+
+    The deploy lock goes with the connection that took it, so it is to be taken again.
+    """
+    time.sleep(RECONNECT_AFTER_S)
     try:
         host.disconnect()
         host.connect(show_errors=False, raise_exceptions=True)
     except Exception as error:
         logger.debug("reconnecting to %s: %s", host.name, error)
+    facts.unlock(host)
 
 
 class Unit(PyinfraCommand):
@@ -210,10 +219,12 @@ class Unit(PyinfraCommand):
 class Pin(PyinfraCommand):
     """Ask the hub, from the target, which commit a pack's default branch is at, and pin it."""
 
-    def __init__(self, pack: str, words: Sequence[str], directory: Path) -> None:
+    def __init__(
+        self, pack: str, words: Sequence[str], directory: Path, token: HiddenValue | None = None
+    ) -> None:
         """Run the tool with these words for this pack, and keep its answer in `directory`."""
         super().__init__()
-        self.pack, self.words, self.directory = pack, words, directory
+        self.pack, self.words, self.directory, self.token = pack, words, directory, token
 
     def __repr__(self) -> str:
         """Return what is shown in debug output."""
@@ -224,6 +235,9 @@ class Pin(PyinfraCommand):
     ) -> bool:
         """Write the pin on this machine; false when the hub gave no commit."""
         command = f"{layout.DSV4} {shlex.join(self.words)} --json"
+        if self.token is not None:
+            command += " --token-file /dev/stdin"
+            connector_arguments = {**connector_arguments, "_stdin": self.token.unmask()}
         status, lines = ask(host, command, connector_arguments)
         try:
             revision = str(json.loads(lines[-1])["revision"])
@@ -232,7 +246,11 @@ class Pin(PyinfraCommand):
         if not status or not re.fullmatch("[0-9a-f]{40}", revision):
             logger.error(f"{host.print_prefix}{self.pack}: {' '.join(lines) or 'no answer'}")
             return False
-        path = pins.pin_revision(host.name, self.pack, revision, self.directory)
+        try:
+            path = pins.pin_revision(host.name, self.pack, revision, self.directory)
+        except (OSError, store.BrokenState) as error:
+            logger.error(f"{host.print_prefix}{self.pack}: {error}")
+            return False
         logger.info(f"{host.print_prefix}{self.pack} pinned to {revision} in {path}; commit it")
         facts.forget()
         return True

@@ -55,6 +55,7 @@ def start() -> None:
     if chosen.pack_dir is not None:
         return
     pack = chosen.pack_data
+    token = secrets.hub_token(chosen)
     operations.revision_pinned(
         name="Pin the pack's revision",
         pack=chosen.pack,
@@ -62,13 +63,14 @@ def start() -> None:
         endpoint=chosen.hub_endpoint,
         revision=chosen.pack_revision,
         pins_dir=chosen.pins_dir,
+        token=token,
     )
     operations.tree(name="Describe the download", step="model", entries=lambda: entries(chosen))
     operations.hub_token(
         name="Hand over the Hub token",
         pack=chosen.pack,
         revision=lambda: revision(chosen),
-        token=secrets.hub_token(chosen),
+        token=token,
     )
     operations.units_loaded(
         name="Load the download unit", units=[layout.UNIT_FETCH], enabled=[layout.UNIT_FETCH]

@@ -168,7 +168,12 @@ def unit_path(name: str) -> str:
 
 @converging
 def revision_pinned(
-    pack: str, repo_id: str, endpoint: str | None, revision: str | None, pins_dir: Path
+    pack: str,
+    repo_id: str,
+    endpoint: str | None,
+    revision: str | None,
+    pins_dir: Path,
+    token: HiddenValue | None = None,
 ) -> Commands:
     """Have the pack's revision decided once and for all, in inventories/pins/HOST.json.
 
@@ -177,11 +182,12 @@ def revision_pinned(
     + endpoint: another hub than the public one
     + revision: the setting; it wins and needs no pin
     + pins_dir: where the pins are
+    + token: what a private repository asks for; it goes through stdin
     """
     if revision is None and pins.read(host.name, pins_dir).revision(pack) is None:
         words = ["fetch", "--resolve", repo_id]
         words += ["--endpoint", endpoint] if endpoint else []
-        yield follow.Pin(pack=pack, words=words, directory=pins_dir)
+        yield follow.Pin(pack=pack, words=words, directory=pins_dir, token=token)
 
 
 @converging
@@ -211,12 +217,15 @@ def fetch_started(pack: str, revision: Callable[[], str]) -> Commands:
     state = facts.current()
     if state.pack(pack, revision()).get("complete"):
         return
-    if state.unit(layout.UNIT_FETCH).get("active") not in {"active", "activating"}:
+    at_work = state.unit(layout.UNIT_FETCH).get("active") in {"active", "activating"}
+    fetching = state.raw.get("fetch", {}).get("revision")
+    other = at_work and fetching not in {None, revision()}
+    if not at_work or other:
         yield StringCommand(
             "touch",
             QuoteString(str(layout.FETCH_WANTED)),
             f"&& systemctl reset-failed {layout.UNIT_FETCH} 2>/dev/null;",
-            f"systemctl start --no-block {layout.UNIT_FETCH}",
+            f"systemctl {'restart' if other else 'start'} --no-block {layout.UNIT_FETCH}",
         )
 
 
@@ -280,6 +289,15 @@ def api_key(*, wanted: bool, rotate: bool) -> Commands:
     """
     if wanted and (rotate or not facts.current().raw.get("api_key")):
         yield tool("key", "--rotate" if rotate else "--create")
+
+
+@converging
+def watchdog_current() -> Commands:
+    """Have a running watchdog run the code that is on disk; the engine is not touched by that."""
+    unit = facts.current().unit(layout.UNIT_WATCHDOG)
+    version = f"tools dsv4-{bundle.library_hash()}"
+    if unit.get("active") == "active" and not unit.get("status_text", "").endswith(version):
+        yield f"systemctl restart {layout.UNIT_WATCHDOG}"
 
 
 @converging

@@ -13,9 +13,9 @@ def job(chosen: settings.Settings, state: State) -> _preflight.Job:
     """Return what the checks need to know of the settings and of what is there already."""
     built = state.runtimes.get(chosen.runtime_id, {}).get("complete")
     runtime_bytes = 0 if built else chosen.route_data.runtime_bytes
-    fetched = chosen.pack_dir is not None or state.pack(chosen.pack, model.revision(chosen)).get(
-        "complete"
-    )
+    pack = state.pack(chosen.pack, model.revision(chosen))
+    fetched = chosen.pack_dir is not None or pack.get("complete")
+    pack_bytes = max(0, (chosen.pack_data.bytes or 0) - int(pack.get("bytes") or 0))
     return _preflight.Job(
         route=chosen.route_data,
         port=chosen.serve_port,
@@ -24,7 +24,7 @@ def job(chosen: settings.Settings, state: State) -> _preflight.Job:
             str(layout.ROOT): runtime_bytes,
             # uv unpacks into its cache, from which a runtime is copied
             str(layout.UV_CACHE): runtime_bytes,
-            str(layout.VAR): 0 if fetched else chosen.pack_data.bytes or 0,
+            str(layout.VAR): 0 if fetched else pack_bytes,
         },
         now=time.time(),
         token=facts.run().token,

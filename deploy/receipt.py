@@ -30,7 +30,12 @@ def body(chosen: settings.Settings) -> dict[str, Any]:
             "pack": chosen.pack,
             "runtime": state.current,
             "view": state.view.get("id"),
-            "wanted": state.engine.get("wanted"),
+            "wanted": {
+                # The key's hash is salted anew at each boot
+                name: value
+                for name, value in (state.engine.get("wanted") or {}).items()
+                if name != "api_key"
+            },
             "library": state.library,
         },
         "revision": revision(),

@@ -145,6 +145,8 @@ QUIET: Final = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
+    # One machine: what its processes tell each other stays on the loopback address
+    "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
 """The pack is on disk: a server that calls out would only wait for what it does not need."""

@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pyinfra.api import HiddenValue
+from pyinfra.api.exceptions import PyinfraError
 
 if TYPE_CHECKING:
     from deploy.settings import Settings
@@ -16,5 +17,10 @@ def hub_token(chosen: "Settings") -> HiddenValue | None:
     """
     text = os.environ.get("HF_TOKEN", "")
     if not text.strip() and chosen.hub_token_file is not None:
-        text = chosen.hub_token_file.read_text()
+        try:
+            text = chosen.hub_token_file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PyinfraError(
+                f"hub_token_file: {chosen.hub_token_file} cannot be read ({error})"
+            ) from error
     return HiddenValue(text.strip()) if text.strip() else None

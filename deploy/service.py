@@ -15,6 +15,8 @@ UNITS = (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED)
 def engine_unit(chosen: settings.Settings, state: State) -> units.EngineUnit:
     """Return what the unit templates are filled with, for these settings on this machine."""
     own_pack = () if chosen.pack_dir is None else (str(chosen.pack_dir),)
+    # The proof of a start asks at the address the server listens on
+    own = () if chosen.loopback or chosen.listens_everywhere else (chosen.serve_host,)
     at_home = any(path.startswith(("/home/", "/root/")) for path in own_pack)
     return units.EngineUnit(
         model=chosen.served_name,
@@ -27,7 +29,7 @@ def engine_unit(chosen: settings.Settings, state: State) -> units.EngineUnit:
         ip_allow=(
             ()
             if chosen.serve_media_domains
-            else ("localhost", *(str(net) for net in chosen.serve_allowed_subnets))
+            else ("localhost", *own, *(str(net) for net in chosen.serve_allowed_subnets))
         ),
         protect_home="read-only" if at_home else "yes",
         mounts=(str(layout.ROOT), str(layout.VAR), *own_pack),
@@ -76,6 +78,7 @@ def apply() -> None:
         entries=lambda: entries(chosen, facts.current()),
     )
     operations.units_loaded(name="Load the service units", units=UNITS, enabled=[layout.UNIT])
+    operations.watchdog_current(name="Renew the watchdog")
     operations.service_running(
         name="Run the service",
         wanted=chosen.service_state,

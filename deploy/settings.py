@@ -386,6 +386,11 @@ class Settings(Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, 
         return _rules.is_loopback(self.serve_host)
 
     @property
+    def listens_everywhere(self) -> bool:
+        """Whether the server listens on every address of the machine."""
+        return ip_address(self.serve_host).is_unspecified
+
+    @property
     def url(self) -> str:
         """Where the machine itself reaches the server."""
         address = ip_address(self.serve_host)

@@ -114,6 +114,7 @@ def test_a_bare_host_gets_everything(bare: subprocess.CompletedProcess[str]) -> 
         "CUDA path | Set the CUDA path",
         "Model download | Hand over the Hub token",
         "Service | Have an API key",
+        "Service | Renew the watchdog",
         "Verify | Ask the model",
     ]
     assert not any(step["hosts_with_conditional_change"] for step in plan)

@@ -277,3 +277,25 @@ def test_the_mirror_replaces_the_torch_index_only_when_it_has_that_torch(
     command = build.install_command(spec, opt / "home", LOCK)
     assert command[command.index("--find-links") + 1] == str(mirror)
     assert ("--torch-backend" in command) is not has
+
+
+def test_a_rebuild_that_fails_gives_the_changed_runtime_back(
+    opt: Path, describe: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the one in service: changed is better than none, and the next build heals it."""
+    describe()
+    run(opt)
+    home = opt / "runtimes/lab-0123456789ab"
+    extra = home / "lib/python3.11/site-packages/extra-1.0.dist-info"
+    extra.mkdir()
+    (extra / "RECORD").write_text("")
+    assert not runtime.examine(home)["complete"]
+    monkeypatch.setenv("UV_FAILS", "1")
+    assert run(opt) == 1
+    assert extra.exists()
+    assert (home / runtime.MANIFEST).exists()
+    monkeypatch.delenv("UV_FAILS")
+    assert run(opt) == 0
+    assert runtime.examine(home)["complete"]
+    assert not extra.exists()
+    assert [path.name for path in (opt / "runtimes").iterdir() if path.is_dir()] == [home.name]

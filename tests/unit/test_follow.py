@@ -214,9 +214,9 @@ def test_a_line_that_stays_broken_ends_the_run(monkeypatch: pytest.MonkeyPatch) 
     assert follow.RECONNECTS * follow.RECONNECT_AFTER_S >= 300
     monkeypatch.setattr(follow, "RECONNECT_AFTER_S", 0.0)
     line: Any = Line(breaks=10**6)
-    with pytest.raises(OSError, match="Socket is closed"):
+    with pytest.raises(OSError, match=r"no connection to .*run the deploy again"):
         follow.ask(line, "dsv4 state", {})
-    assert line.asked == follow.RECONNECTS + 1
+    assert line.asked == follow.RECONNECTS
 
 
 def test_a_moment_without_an_answer_is_no_verdict(target: Any) -> None:

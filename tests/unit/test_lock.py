@@ -148,7 +148,8 @@ def test_the_flock_decides_and_not_the_text(path: Path) -> None:
         path.with_suffix(".json").write_text("{")
         found = lock.read_holder(path)
         assert found == {"owner": "unknown"}
-        assert lock.describe(found) == "unknown on unknown since unknown"
+        unknown = "unknown on unknown since unknown (session pid unknown)"
+        assert lock.describe(found) == unknown
 
 
 def test_readers_do_not_keep_a_deploy_out(path: Path, connect: Any) -> None:

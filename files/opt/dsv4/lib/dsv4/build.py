@@ -107,7 +107,25 @@ def build(spec: dict[str, Any], progress: Path) -> None:
         raise BuildError(f"{lock_file}: expected sha256 {spec['lock_sha256']}, got {found}")
     lock = lock_file.read_text()
     step(progress, "clear what an earlier try left", identity)
+    aside = home.with_name(f".{identity}.changed")
+    if (home / runtime.MANIFEST).exists():
+        # It was complete once and may be in service: kept until its successor is complete
+        shutil.rmtree(aside, ignore_errors=True)
+        home.rename(aside)
     shutil.rmtree(home, ignore_errors=True)
+    try:
+        fill(spec, home, lock, progress)
+    except BaseException:
+        if aside.exists():
+            shutil.rmtree(home, ignore_errors=True)
+            aside.rename(home)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def fill(spec: dict[str, Any], home: Path, lock: str, progress: Path) -> None:
+    """Make a complete runtime at a place where there is none; the manifest is written last."""
+    identity = str(spec["id"])
     check_space(layout.RUNTIMES, int(spec.get("need_bytes", 0)))
     step(progress, "create the environment", identity)
     call(
@@ -137,6 +155,7 @@ def build(spec: dict[str, Any], progress: Path) -> None:
         ]
     for check in checks:
         check.result()
+    os.sync()  # the manifest must not outlive, in a power cut, what it stands for
     store.write_json(
         home / runtime.MANIFEST,
         {

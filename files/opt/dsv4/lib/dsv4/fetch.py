@@ -282,6 +282,7 @@ class Progress:
             "eta_s": round(left / rate) if rate and state == "running" else None,
             "error": error,
             "transport": "http",
+            "revision": self.meter.revision,
         }
         with contextlib.suppress(OSError):
             store.write_json(self.path, value)
@@ -419,7 +420,7 @@ class Work:
             absent = sum(remote.size for remote in missing)
             needed = absent - part_sizes(root, missing)
             make_room(root, needed, total)
-            self.meter.done = total - needed
+            self.meter.done, self.meter.revision = total - needed, spec.revision
             say(
                 f"{spec.repo_id} at {spec.revision}: {len(missing)} of {len(remotes)} files to"
                 f" bring, {both_units(needed)} of {both_units(total)}, from {spec.endpoint}"

@@ -66,7 +66,7 @@ def describe(holder: dict[str, Any]) -> str:
     """Return the holder in words."""
     return (
         f"{holder.get('owner', 'unknown')} on {holder.get('host', 'unknown')}"
-        f" since {holder.get('since', 'unknown')}"
+        f" since {holder.get('since', 'unknown')} (session pid {holder.get('session', 'unknown')})"
     )
 
 
@@ -77,12 +77,14 @@ def acquire(owner: str, host: str, token: str, path: Path = layout.LOCK) -> dict
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    if not _flock(descriptor):
-        os.close(descriptor)
-        found = store.read_json_or(path.with_suffix(".json"), {"owner": "unknown"})
-        return None if found.get("token") == token else found
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     watched = carrier(os.getppid())
+    if not _flock(descriptor):
+        found = store.read_json_or(path.with_suffix(".json"), {"owner": "unknown"})
+        if found.get("token") != token or found.get("session") == watched:
+            os.close(descriptor)
+            return None if found.get("token") == token else found
+        # The same run on a new connection: the holder below waits for the old one to go
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     store.write_json(
         path.with_suffix(".json"),
         {"owner": owner, "host": host, "since": since, "token": token, "session": watched},
@@ -114,6 +116,7 @@ def hold(descriptor: int, watched: int, started: int) -> None:
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     os.close(started)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
     with contextlib.suppress(OSError):
         gone = os.pidfd_open(watched)
         select.select([gone], [], [])

@@ -5,6 +5,7 @@ machine gives a state and not a traceback; the deploy then makes the missing hal
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -82,6 +83,15 @@ def paths(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {path: tree.describe(Path(path)) for path in record.get("paths", {})}
 
 
+def bytes_under(directory: Path) -> int:
+    """Return the disk space a directory's files take, unfinished ones as far as they are."""
+    total = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_blocks * 512
+    return total
+
+
 def packs(root: Path = layout.PACKS) -> dict[str, dict[str, Any]]:
     """Return each downloaded pack's revisions: complete or not, last error."""
     found: dict[str, dict[str, Any]] = {}
@@ -91,14 +101,15 @@ def packs(root: Path = layout.PACKS) -> dict[str, dict[str, Any]]:
             "complete": bool(value.get("complete")) and path.with_suffix("").is_dir(),
             "error": value.get("error"),
             "repo_id": value.get("repo_id"),
+            "bytes": bytes_under(path.with_suffix("")),
         }
     return found
 
 
 def last_receipt(root: Path = layout.RECEIPTS) -> dict[str, Any]:
     """Return the newest deploy receipt's fingerprint."""
-    receipts = sorted(root.glob("*-deploy.json"))
-    return store.read_json_or(receipts[-1], {}) if receipts else {}
+    newest = max(root.glob("*-deploy.json"), key=lambda path: path.stat().st_mtime, default=None)
+    return store.read_json_or(newest, {}) if newest else {}
 
 
 def engine() -> dict[str, Any]:

@@ -7,7 +7,7 @@ import argparse
 import shutil
 import sys
 
-from dsv4 import layout, runtime, tree
+from dsv4 import layout, runtime, store, tree
 
 
 def main(argv: list[str]) -> int:
@@ -27,7 +27,10 @@ def main(argv: list[str]) -> int:
             tree.link_to(layout.PREVIOUS, f"runtimes/{before}")
         tree.link_to(layout.CURRENT, f"runtimes/{options.id}")
     links = (layout.CURRENT, layout.PREVIOUS)
-    serving = {runtime.link_target(link) for link in links} - {None}
+    # What the engine runs from until it is restarted is in service too
+    started = store.read_json_or(layout.STARTED_JSON, {}).get("inputs", {}).get("runtime", "")
+    serving = {runtime.link_target(link) for link in links} | {started.partition(":")[0]}
+    serving -= {None, ""}
     spare = [path for path in layout.RUNTIMES.glob("[!.]*") if path.name not in serving]
     spare.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in spare[max(0, options.keep - len(serving)) :]:

@@ -5,6 +5,7 @@ one is built beside, proven by importing, and switched to by a rename.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,7 @@ def build(lock: Path, home: Path) -> None:
     install += ["--disable-pip-version-check", "--require-hashes", "-r", str(lock)]
     subprocess.run(install, check=True, stdout=sys.stderr)
     subprocess.run([python, "-I", "-c", IMPORTS], check=True, stdout=sys.stderr)
+    os.sync()  # the stamp must not outlive, in a power cut, what it stands for
     store.write_bytes(home / STAMP, (store.sha256_file(lock) or "").encode() + b"\n")
 
 

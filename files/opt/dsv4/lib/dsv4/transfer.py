@@ -57,6 +57,7 @@ class Meter:
 
     fetched: int = 0
     done: int = 0
+    revision: str = ""
     moved_at: float = field(default_factory=time.monotonic)
     hold_until: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)

@@ -31,6 +31,9 @@ from typing import Any, Final
 from dsv4 import cgroup, guard, layout, memory, processes
 from dsv4.notify import notify
 
+VERSION: Final = Path(__file__).resolve().parent.name
+"""The directory it runs from, told in its status for the deploy to compare."""
+
 MCL_CURRENT: Final = 1
 MCL_FUTURE: Final = 2
 THREAD_STACK: Final = 256 * 1024
@@ -447,7 +450,8 @@ class Reporter(threading.Thread):
         """Write the metrics and tell systemd's status line."""
         last = self.shared.last
         if last is not None:
-            notify(f"STATUS={last.available:.1f} GiB available; {describe(self.shared.config)}")
+            said = f"{last.available:.1f} GiB available; {describe(self.shared.config)}"
+            notify(f"STATUS={said}; tools {VERSION}")
         phase = str(read_object(layout.PHASE_JSON).get("phase", "unknown"))
         replace(layout.METRICS_FILE, metrics(self.shared, self.trips, phase))
 
@@ -510,7 +514,7 @@ def main(argv: list[str]) -> int:
     lock_memory()
     reporter.start()
     sys.stderr.write(f"dsv4 watchdog: {config.unit}: {describe(shared.config)}\n")
-    notify(f"READY=1\nSTATUS={describe(shared.config)}")
+    notify(f"READY=1\nSTATUS={describe(shared.config)}; tools {VERSION}")
     watch(Guardian(shared, uid), meminfo, open_or_none("/proc/pressure/memory"))
     return 0
 
