@@ -18,7 +18,7 @@ def revision(chosen: settings.Settings) -> str:
     """Return the pack's revision: the setting, else this host's pin."""
     if chosen.pack_revision:
         return chosen.pack_revision
-    return pins.read(host.name, chosen.pins_dir).revision(chosen.pack) or UNDECIDED
+    return pins.read(host.name, chosen.pins).revision(chosen.pack) or UNDECIDED
 
 
 def root(chosen: settings.Settings) -> Path:
@@ -62,7 +62,7 @@ def start() -> None:
         repo_id=pack.repo_id,
         endpoint=chosen.hub_endpoint,
         revision=chosen.pack_revision,
-        pins_dir=chosen.pins_dir,
+        pins_dir=chosen.pins,
         token=token,
     )
     operations.tree(name="Describe the download", step="model", entries=lambda: entries(chosen))

@@ -89,8 +89,8 @@ class PackSettings(Concern):
     pack_revision: v.Commit | None = Field(
         None, description="A commit of the pack; without it the first one seen is pinned."
     )
-    pins_dir: v.AbsolutePath = Field(
-        layout.PINS, description="Where this controller keeps, for each host, what was pinned."
+    pins_dir: v.AbsolutePath | None = Field(
+        None, description="Where this controller keeps, for each host, what was pinned."
     )
 
 
@@ -274,6 +274,7 @@ CONCERNS: Final = (
 UNSET: Final[Mapping[str, str]] = {
     "preset": "the route's",
     "pack": "the route's",
+    "pins_dir": "`inventories/pins`",
     "serve_name": "the pack's",
     "serve_kv_cache_dtype": "the pack's",
     "memory_total_gib": "the route's",
@@ -319,6 +320,11 @@ class Settings(Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, 
         """The preset with what was overridden: the values in force."""
         own = {name: getattr(self, f"serve_{name}") for name in self.OVERRIDES}
         return replace(self.preset_data, **{k: val for k, val in own.items() if val is not None})
+
+    @property
+    def pins(self) -> Path:
+        """Where this host's pins are."""
+        return self.pins_dir or layout.PINS
 
     @property
     def served_name(self) -> str:
