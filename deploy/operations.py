@@ -134,7 +134,9 @@ def tools_environment(lock_sha256: str) -> Commands:
 
 
 @converging
-def units_loaded(units: Iterable[str], enabled: Iterable[str]) -> Commands:
+def units_loaded(
+    units: Iterable[str], enabled: Iterable[str], disabled: Iterable[str] = ()
+) -> Commands:
     """Have systemd know these unit files as they are on disk, and start some of them at boot.
 
     Only the units of the step at hand count: a reload while another one's file is missing makes
@@ -142,6 +144,7 @@ def units_loaded(units: Iterable[str], enabled: Iterable[str]) -> Commands:
 
     + units: canonical unit names, their files in place
     + enabled: those that start at boot
+    + disabled: those that must not
     """
     state = facts.current()
     wanted = list(enabled)
@@ -159,6 +162,9 @@ def units_loaded(units: Iterable[str], enabled: Iterable[str]) -> Commands:
     due = [name for name in wanted if state.unit(name).get("enabled") != "enabled"]
     if due:
         yield StringCommand("systemctl enable --quiet", *(QuoteString(name) for name in due))
+    off = [name for name in disabled if state.unit(name).get("enabled") == "enabled"]
+    if off:
+        yield StringCommand("systemctl disable --quiet", *(QuoteString(name) for name in off))
 
 
 def unit_path(name: str) -> str:

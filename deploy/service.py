@@ -77,7 +77,13 @@ def apply() -> None:
         step="service",
         entries=lambda: entries(chosen, facts.current()),
     )
-    operations.units_loaded(name="Load the service units", units=UNITS, enabled=[layout.UNIT])
+    stopped = chosen.service_state == "stopped"
+    operations.units_loaded(
+        name="Load the service units",
+        units=UNITS,
+        enabled=[] if stopped else [layout.UNIT],
+        disabled=[layout.UNIT] if stopped else [],  # a reboot does not undo it either
+    )
     operations.watchdog_current(name="Renew the watchdog")
     operations.service_running(
         name="Run the service",
