@@ -140,6 +140,10 @@ def fill(spec: dict[str, Any], home: Path, lock: str, progress: Path) -> None:
     site = runtime.site_packages(home)
     if site is None:
         raise BuildError(f"{home}: has no site-packages after the install")
+    # The manifest must not outlive, in a power cut, what it stands for; a disk takes its time for
+    # gigabytes, so it begins while the files are still in memory to be checked
+    pool = ThreadPoolExecutor((os.cpu_count() or 1) + 1)
+    on_disk = pool.submit(os.sync)
     step(progress, "check every file against its RECORD", identity)
     faults = runtime.damaged(site, set(), os.cpu_count() or 1)
     if faults:
@@ -148,14 +152,13 @@ def fill(spec: dict[str, Any], home: Path, lock: str, progress: Path) -> None:
         add_alias(site, name, source, local)
     step(progress, "import it", identity)
     python = str(home / "bin/python")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        checks = [
-            pool.submit(call, [python, "-I", "-c", statement], f"`{statement}`")
-            for statement in spec.get("checks", [])
-        ]
-    for check in checks:
-        check.result()
-    os.sync()  # the manifest must not outlive, in a power cut, what it stands for
+    checks = [
+        pool.submit(call, [python, "-I", "-c", statement], f"`{statement}`")
+        for statement in spec.get("checks", [])
+    ]
+    for done in (*checks, on_disk):
+        done.result()
+    pool.shutdown()
     store.write_json(
         home / runtime.MANIFEST,
         {
