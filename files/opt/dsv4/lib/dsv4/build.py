@@ -57,7 +57,8 @@ def has_torch(mirror: str | None, lock: str) -> bool:
 def install_command(spec: dict[str, Any], home: Path, lock: str) -> list[str]:
     """Return the uv call that fills an environment with exactly what the lock says."""
     command = [*UV, "pip", "sync", "--require-hashes"]
-    command += ["--link-mode", "copy", "--compile-bytecode", "--no-progress"]
+    command += ["--link-mode", "copy", "--no-progress"]
+    command += ["--compile-bytecode"] if spec.get("compile_all", True) else []
     command += ["--python", str(home / "bin/python")]
     mirror = spec.get("wheel_mirror")
     if mirror:
