@@ -364,8 +364,8 @@ def end_engine(pid: int, every_s: float = NUDGE_S, tries: int = NUDGES) -> None:
     """Help along the end of an engine that is stopped while it loads.
 
     vLLM's server (0.30.0) that gets systemd's signal in that time ends its engine, then waits for
-    it for ever: a stop took the unit's whole stop time and left it failed (63 s here, 3 s with
-    this). A second signal ends it, with a status that counts as clean.
+    it for ever: a stop took the unit's whole stop time and left it failed (63 s here, at most 5 s
+    with this). A second signal ends it, with a status that counts as clean.
     """
     phase.write("stopping")
     with contextlib.suppress(OSError):

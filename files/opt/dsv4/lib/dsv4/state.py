@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +23,7 @@ from dsv4 import (
     pack_config,
     runtime,
     store,
+    systemd,
     tools,
     tree,
 )
@@ -64,18 +64,7 @@ def parse_units(text: str) -> dict[str, dict[str, str]]:
 
 def units(names: Iterable[str] = layout.UNITS) -> dict[str, dict[str, str]]:
     """Return the units' live state; empty where systemd does not answer."""
-    wanted = ",".join(["Id", *UNIT_FIELDS])
-    try:
-        done = subprocess.run(
-            ["systemctl", "show", "--no-pager", "-p", wanted, *names],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=20,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return parse_units(done.stdout)
+    return parse_units(systemd.show_all(names, ["Id", *UNIT_FIELDS]))
 
 
 def paths(record: dict[str, Any]) -> dict[str, dict[str, Any]]:

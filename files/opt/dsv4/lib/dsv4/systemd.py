@@ -4,25 +4,30 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 ASKED: Final = 5
 
 
-def show(unit: str, *names: str) -> dict[str, str]:
-    """Return a unit's properties; empty where systemd does not answer."""
+def show_all(units: Iterable[str], names: Iterable[str]) -> str:
+    """Return the properties of units as systemctl prints them; empty where systemd is silent."""
     try:
         done = subprocess.run(
-            ["systemctl", "show", "--no-pager", "-p", ",".join(names), unit],
+            ["systemctl", "show", "--no-pager", "-p", ",".join(names), *units],
             capture_output=True,
             text=True,
             check=False,
             timeout=20,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+        return ""
+    return done.stdout
+
+
+def show(unit: str, *names: str) -> dict[str, str]:
+    """Return a unit's properties; empty where systemd does not answer."""
+    return dict(line.partition("=")[::2] for line in show_all([unit], names).splitlines())
 
 
 def is_stopping(unit: str) -> bool:
