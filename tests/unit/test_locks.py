@@ -134,3 +134,10 @@ def test_an_unknown_lock_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == (
         "locks: nightly: there is no nightly.in; there is: tools, lab\n"
     )
+
+
+def test_one_uv_makes_the_locks_and_the_runtimes() -> None:
+    """The controller's and the target's uv are of one version."""
+    pin = f"uv=={locks.UV}"
+    assert pin in (layout.REPO / "requirements.txt").read_text().split()
+    assert pin in (layout.LOCAL_LOCKS / "tools.in").read_text().split()

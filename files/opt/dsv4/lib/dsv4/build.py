@@ -58,7 +58,7 @@ def install_command(spec: dict[str, Any], home: Path, lock: str) -> list[str]:
     """Return the uv call that fills an environment with exactly what the lock says."""
     command = [*UV, "pip", "sync", "--require-hashes"]
     command += ["--link-mode", "copy", "--no-progress"]
-    command += ["--compile-bytecode"] if spec.get("compile_all", True) else []
+    command += [] if spec.get("compile_only") else ["--compile-bytecode"]
     command += ["--python", str(home / "bin/python")]
     mirror = spec.get("wheel_mirror")
     if mirror:
@@ -76,6 +76,12 @@ def call(command: list[str], what: str) -> None:
             f"{what} failed with status {done.returncode}; the first error is above"
             f" (journalctl -u {layout.UNIT_BUILD})"
         )
+
+
+def precompile(python: str, package: Path) -> None:
+    """Compile a package's Python; a file that will not compile costs nobody who does not use it."""
+    command = [python, "-I", "-m", "compileall", "-qq", str(package)]
+    subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
 
 
 def add_alias(site: Path, name: str, source: str, local: str) -> None:
@@ -157,7 +163,10 @@ def fill(spec: dict[str, Any], home: Path, lock: str, progress: Path) -> None:
         pool.submit(call, [python, "-I", "-c", statement], f"`{statement}`")
         for statement in spec.get("checks", [])
     ]
-    for done in (*checks, on_disk):
+    compiled = [
+        pool.submit(precompile, python, site / package) for package in spec.get("compile_only", [])
+    ]
+    for done in (*checks, *compiled, on_disk):
         done.result()
     pool.shutdown()
     store.write_json(

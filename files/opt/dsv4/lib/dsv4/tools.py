@@ -28,14 +28,27 @@ def current(tools: Path = layout.TOOLS) -> str | None:
         return None
 
 
+def bundled_pip() -> Path | None:
+    """Return the pip wheel that python3-venv brings, to be run as it is; None where there is none.
+
+    An environment that holds no pip of its own is made 5 s sooner, and nobody installs into it by
+    accident.
+    """
+    return max(Path("/usr/share/python-wheels").glob("pip-*.whl"), default=None)
+
+
 def build(lock: Path, home: Path) -> None:
     """Make a complete environment at `home` from a lock file with hashes."""
     shutil.rmtree(home, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True, stdout=sys.stderr)
+    wheel = bundled_pip()
+    make = [sys.executable, "-m", "venv", *(["--without-pip"] if wheel else []), str(home)]
+    subprocess.run(make, check=True, stdout=sys.stderr)
     python = str(home / "bin/python")
-    install = [python, "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
+    install = [python, str(wheel / "pip")] if wheel else [python, "-m", "pip"]
+    install += ["install", "--quiet", "--no-input", "--no-deps", "--no-compile"]
     install += ["--disable-pip-version-check", "--require-hashes", "-r", str(lock)]
     subprocess.run(install, check=True, stdout=sys.stderr)
+    # Proven by importing, which also compiles what is used
     subprocess.run([python, "-I", "-c", IMPORTS], check=True, stdout=sys.stderr)
     os.sync()  # the stamp must not outlive, in a power cut, what it stands for
     store.write_bytes(home / STAMP, (store.sha256_file(lock) or "").encode() + b"\n")
