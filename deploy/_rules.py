@@ -86,6 +86,62 @@ def pack_fits_route(chosen: "Settings") -> str | None:
     )
 
 
+@rule("engine_wheel", "route")
+def engine_is_the_routes(chosen: "Settings") -> str | None:
+    """Only the archived fork is served from a wheel that its owner keeps."""
+    if chosen.engine_wheel is None or "engine_wheel" in chosen.route_data.from_owner:
+        return None
+    return f"is for route fork, route {chosen.route} brings its own engine; leave it out"
+
+
+@rule("route", "engine_wheel", "plugin_wheel")
+def wheels_are_supplied(chosen: "Settings") -> str | None:
+    """What nobody publishes any more has to come from whoever has it."""
+    lacking = [key for key in chosen.route_data.from_owner if getattr(chosen, key) is None]
+    if not lacking:
+        return None
+    return (
+        f"{chosen.route} is made of archived wheels that nobody publishes; name yours with"
+        f" {' and '.join(lacking)} (an address or a path on the machine, then #sha256= and its"
+        " hash), or choose another route"
+    )
+
+
+def _part_is_used(part: str) -> Check:
+    """Return the check that a supplied wheel is for something the route has."""
+
+    def check(chosen: "Settings") -> str | None:
+        if getattr(chosen, f"{part}_wheel") is None or getattr(routes.ROUTES[chosen.route], part):
+            return None
+        return f"route {chosen.route} has no {part}; leave it out"
+
+    return check
+
+
+for _part in ("exllamav3", "plugin"):
+    rule(f"{_part}_wheel", "route")(_part_is_used(_part))
+
+HIDDEN_FROM_BUILDS: Final = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108
+"""What the build's sandbox does not show: it unpacks and runs what comes from the network."""
+
+
+def _is_seen_by_builds(key: str) -> Check:
+    """Return the check that the build can read the path in a setting."""
+
+    def check(chosen: "Settings") -> str | None:
+        place = f"{getattr(chosen, key) or ''}/"
+        hidden = next((it for it in HIDDEN_FROM_BUILDS if place.startswith(it)), None)
+        if hidden is None:
+            return None
+        return f"is under {hidden}, which the build cannot see; put it under /srv"
+
+    return check
+
+
+for _key in ("wheel_mirror", "exllamav3_wheel", "plugin_wheel", "engine_wheel"):
+    rule(_key)(_is_seen_by_builds(_key))
+
+
 def headroom(chosen: "Settings", total_gib: float) -> str | None:
     """Return why the engine's share of `total_gib` leaves too little, None when it does not."""
     serving, limits = chosen.serving, chosen.limits

@@ -203,6 +203,11 @@ def url(value: str) -> str:
     return value.rstrip("/")
 
 
+def place(value: str) -> str:
+    """Check that a place is an address or an absolute path."""
+    return url(value) if value.startswith(("http://", "https://")) else str(as_path(value))
+
+
 Whole = Annotated[int, BeforeValidator(as_int)]
 Number = Annotated[float, BeforeValidator(as_float)]
 Fraction = Annotated[float, BeforeValidator(as_fraction)]
@@ -221,6 +226,11 @@ Networks = Annotated[
     AfterValidator(networks),
     Must("a list of networks such as 192.168.1.0/24"),
 ]
+Place = Annotated[
+    Text,
+    AfterValidator(place),
+    Must("an absolute path without spaces, or an address that starts with http:// or https://"),
+]
 Domains = Annotated[
     tuple[Annotated[Text, AfterValidator(matching(r"[A-Za-z0-9.-]{1,253}"))], ...],
     BeforeValidator(as_tuple),
@@ -230,6 +240,20 @@ Sizes = Annotated[
     tuple[Annotated[Whole, Ge(1), Le(1024)], ...],
     BeforeValidator(as_tuple),
     Must("a list of whole numbers from 1 to 1024"),
+]
+Wheel = Annotated[
+    Text,
+    AfterValidator(
+        matching(
+            r"(https?://[A-Za-z0-9.:\[\]-]+)?/[A-Za-z0-9._/%+~-]{1,400}\.whl#sha256=[0-9a-f]{64}"
+        )
+    ),
+    Must("an address or an absolute path of a .whl, followed by #sha256= and its hash"),
+]
+RuntimeId = Annotated[
+    Text,
+    AfterValidator(matching(r"[a-z]+-[0-9a-f]{12}")),
+    Must("the ID of a runtime, a route's name and 12 hexadecimal digits"),
 ]
 Commit = Annotated[
     Text, AfterValidator(matching(r"[0-9a-f]{40}")), Must("a commit of 40 hexadecimal digits")

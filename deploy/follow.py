@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -216,41 +217,57 @@ class Unit(PyinfraCommand):
         logger.error(f"{host.print_prefix}{self.unit}: {reason} (journalctl -u {self.unit})")
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What is pinned the first time it is seen, and what it must look like."""
+
+    kind: str
+    """Which pins it is among: `packs` or `artefacts`."""
+    name: str
+    key: str
+    """Where the tool's answer has it."""
+    pattern: str
+
+
 class Pin(PyinfraCommand):
-    """Ask the hub, from the target, which commit a pack's default branch is at, and pin it."""
+    """Ask a tool on the target for what is to hold from now on, and pin its answer here.
+
+    A pack's default branch is at some commit, a file has some hash: the first one seen is it.
+    """
 
     def __init__(
-        self, pack: str, words: Sequence[str], directory: Path, token: HiddenValue | None = None
+        self, seen: Seen, words: Sequence[str], directory: Path, token: HiddenValue | None = None
     ) -> None:
-        """Run the tool with these words for this pack, and keep its answer in `directory`."""
+        """Run the tool with these words, and keep its answer in `directory`."""
         super().__init__()
-        self.pack, self.words, self.directory, self.token = pack, words, directory, token
+        self.seen, self.words, self.directory, self.token = seen, words, directory, token
 
     def __repr__(self) -> str:
         """Return what is shown in debug output."""
-        return f"Pin({self.pack})"
+        return f"Pin({self.seen.name})"
 
     def execute(
         self, state: "Pyinfra", host: "Host", connector_arguments: "ConnectorArguments"
     ) -> bool:
-        """Write the pin on this machine; false when the hub gave no commit."""
+        """Write the pin on this machine; false when the tool gave no answer."""
         command = f"{layout.DSV4} {shlex.join(self.words)} --json"
         if self.token is not None:
             command += " --token-file /dev/stdin"
             connector_arguments = {**connector_arguments, "_stdin": self.token.unmask()}
         status, lines = ask(host, command, connector_arguments)
+        seen, found = self.seen, ""
         try:
-            revision = str(json.loads(lines[-1])["revision"])
+            found = str(json.loads(lines[-1])[seen.key])
         except (IndexError, ValueError, KeyError, TypeError):
-            status, revision = False, ""
-        if not status or not re.fullmatch("[0-9a-f]{40}", revision):
-            logger.error(f"{host.print_prefix}{self.pack}: {' '.join(lines) or 'no answer'}")
+            status = False
+        if not status or not re.fullmatch(seen.pattern, found):
+            logger.error(f"{host.print_prefix}{seen.name}: {' '.join(lines) or 'no answer'}")
             return False
         try:
-            path = pins.pin_revision(host.name, self.pack, revision, self.directory)
+            path = pins.pin(host.name, seen.kind, seen.name, found, self.directory)
         except (OSError, store.BrokenState) as error:
-            logger.error(f"{host.print_prefix}{self.pack}: {error}")
+            logger.error(f"{host.print_prefix}{seen.name}: {error}")
             return False
-        logger.info(f"{host.print_prefix}{self.pack} pinned to {revision} in {path}; commit it")
+        logger.info(f"{host.print_prefix}{seen.name} pinned to {found} in {path}; commit it")
         facts.forget()
         return True

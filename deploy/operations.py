@@ -8,7 +8,7 @@ under it), and has the state read anew after each change.
 import getpass
 import json
 import platform
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -193,7 +193,25 @@ def revision_pinned(
     if revision is None and pins.read(host.name, pins_dir).revision(pack) is None:
         words = ["fetch", "--resolve", repo_id]
         words += ["--endpoint", endpoint] if endpoint else []
-        yield follow.Pin(pack=pack, words=words, directory=pins_dir, token=token)
+        seen = follow.Seen("packs", pack, "revision", "[0-9a-f]{40}")
+        yield follow.Pin(seen, words, pins_dir, token)
+
+
+@converging
+def artefacts_pinned(locations: Mapping[str, str], mirror: str | None, pins_dir: Path) -> Commands:
+    """Have the hash of every file for which nobody publishes one, in inventories/pins/HOST.json.
+
+    + locations: where they are to be had, by name
+    + mirror: where to look first
+    + pins_dir: where the pins are
+    """
+    known = pins.read(host.name, pins_dir).artefacts
+    for name, location in locations.items():
+        if location not in known:
+            words = ["artefact", name, location, *(["--mirror", mirror] if mirror else [])]
+            yield follow.Pin(
+                follow.Seen("artefacts", location, "sha256", "[0-9a-f]{64}"), words, pins_dir
+            )
 
 
 @converging

@@ -17,6 +17,8 @@ class Pins:
     """The pins of one host."""
 
     packs: dict[str, str] = field(default_factory=dict)
+    artefacts: dict[str, str] = field(default_factory=dict)
+    """Hashes of files for which nobody publishes one, by address."""
 
     def revision(self, pack: str) -> str | None:
         """Return the pinned revision of a pack."""
@@ -35,14 +37,14 @@ def read(host: str, directory: Path) -> Pins:
         value = store.read_json(path_of(host, directory)) or {}
     except store.BrokenState as error:
         raise PyinfraError(f"{error}, or restore it from version control") from error
-    return Pins(packs=dict(value.get("packs", {})))
+    return Pins(packs=dict(value.get("packs", {})), artefacts=dict(value.get("artefacts", {})))
 
 
-def pin_revision(host: str, pack: str, revision: str, directory: Path) -> Path:
-    """Add a pack's revision to a host's pins and return the file."""
+def pin(host: str, kind: str, name: str, value_seen: str, directory: Path) -> Path:
+    """Add a pack's revision (`packs`) or a file's hash (`artefacts`) to a host's pins."""
     path = path_of(host, directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     value: dict[str, Any] = store.read_json(path) or {}
-    value["packs"] = {**value.get("packs", {}), pack: revision}
+    value[kind] = {**value.get(kind, {}), name: value_seen}
     store.write_json(path, value)
     return path

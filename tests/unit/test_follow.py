@@ -14,6 +14,7 @@ from deploy import follow, layout, pins
 from tests.fixtures.harness import on_host
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
+SEEN = follow.Seen("packs", "mixedk", "revision", "[0-9a-f]{40}")
 
 SERVICE = {"oneshot": False}
 ONESHOT = {"oneshot": True}
@@ -242,7 +243,7 @@ def test_the_revision_is_asked_and_pinned(
     """The pin is written here, where it is committed."""
     caplog.set_level(logging.INFO, "pyinfra")
     target({"ok": True, "revision": REVISION})
-    assert run(follow.Pin("mixedk", ["fetch", "--resolve", "me/x"], tmp_path / "pins"))
+    assert run(follow.Pin(SEEN, ["fetch", "--resolve", "me/x"], tmp_path / "pins"))
     assert pins.read("@local", tmp_path / "pins").revision("mixedk") == REVISION
     assert "commit it" in caplog.text
 
@@ -258,6 +259,6 @@ def test_no_commit_is_no_pin(
 ) -> None:
     """The host fails with what the tool said, and nothing is written."""
     target(answer)
-    assert not run(follow.Pin("mixedk", ["fetch"], tmp_path / "pins"))
+    assert not run(follow.Pin(SEEN, ["fetch"], tmp_path / "pins"))
     assert "mixedk: " in caplog.text
     assert not (tmp_path / "pins").exists()

@@ -1,6 +1,8 @@
 """Lock files: every package by hash, no trace of where they came from, made by one command."""
 
 import re
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy import layout, locks, routes
+from dsv4 import store
 
 LOCKS = sorted(layout.LOCAL_LOCKS.glob("*.lock"))
 HASH = "a" * 64
@@ -38,7 +41,82 @@ def test_what_was_asked_for_is_locked(name: str) -> None:
     assert asked
     for line in asked:
         package, version = line.split("==")
+        if lock.engine is not None and package == lock.engine.name:
+            version = lock.engine.version  # the release is its stand-in
         assert found[package.replace("_", "-")] == version
+
+
+@pytest.mark.parametrize("route", routes.ALL, ids=lambda route: route.name)
+def test_what_a_route_knows_by_hash_is_what_its_lock_installs(route: routes.Route) -> None:
+    """The two say the same of the engine, FlashInfer and exllamav3."""
+    found = {it.name: it for it in locks.parse(route.lock.read_text())}
+    for source in (route.engine, route.flashinfer, route.exllamav3):
+        if source is not None and source.sha256 and not route.from_owner:
+            assert found[source.name].version == source.version
+            assert source.sha256 in found[source.name].hashes
+
+
+@pytest.mark.parametrize("name", ["nightly", "stable", "latest", "stock"])
+def test_a_lock_for_a_spark_brings_cuda_13(name: str) -> None:
+    """The registry's torch for aarch64 is the CUDA build, which shows in what it asks for."""
+    found = {it.name: it.version for it in locks.parse(routes.ROUTES[name].lock.read_text())}
+    assert found["nvidia-cuda-runtime"].startswith("13.")
+    assert "nvidia-cudnn-cu13" in found
+    assert "nvidia-cudnn-cu12" not in found
+
+
+def test_a_provisional_lock_says_so() -> None:
+    """Nobody here has read what the nightly asks for."""
+    text = routes.ROUTES["nightly"].lock.read_text()
+    assert "PROVISIONAL" in text
+    assert "python -m deploy.locks nightly --from-wheel" in text
+    assert "PROVISIONAL" not in routes.ROUTES["stable"].lock.read_text()
+
+
+def nightly_wheel(path: Path, asks: str = "Requires-Dist: torch==2.13.0\n") -> routes.Source:
+    """Write a wheel as an engine's, and return the source that names it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            "vllm-0.28.1.dist-info/METADATA",
+            f"Name: vllm\nVersion: 0.28.1\n{asks}Requires-Dist: ray ; extra == 'ray'\n",
+        )
+    return replace(
+        routes.ROUTES["nightly"].engine,
+        location=str(path),
+        sha256=store.sha256_file(path),
+        filename=path.name,
+    )
+
+
+def test_what_an_engine_asks_for_is_read_from_its_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, where the wheel can be had; what only its extras want is left out."""
+    monkeypatch.setattr(layout, "LOCAL_LOCKS", tmp_path)
+    engine = nightly_wheel(tmp_path / "vllm.whl")
+    lock = replace(locks.known().get("nightly", locks.TOOLS), name="nightly", engine=engine)
+    locks.from_wheel(lock, "")
+    lines = lock.path("in").read_text().splitlines()
+    assert lines[-2:] == ["torch==2.13.0", "-r spark.in"]
+    assert lock.stand_in() is None
+    assert "read from its wheel" in locks.header(lock)
+
+
+@pytest.mark.parametrize("what", ["other bytes", "no wheel", "asks for nothing"])
+def test_a_wheel_that_is_not_the_pinned_one_changes_nothing(tmp_path: Path, what: str) -> None:
+    """The hash is checked before anything is read."""
+    wheel = tmp_path / "vllm.whl"
+    engine = nightly_wheel(wheel, "" if what == "asks for nothing" else "Requires-Dist: x\n")
+    if what == "other bytes":
+        engine = replace(engine, sha256="0" * 64)
+    elif what == "no wheel":
+        wheel.write_bytes(b"<html>")
+        engine = replace(engine, sha256=store.sha256_file(wheel))
+    lock = replace(locks.known()["nightly"], engine=engine)
+    before = lock.path("in").read_bytes()
+    with pytest.raises(locks.LockError, match=r"expected sha256|is not a wheel|asks for nothing"):
+        locks.make(lock, wheel="")
+    assert lock.path("in").read_bytes() == before
 
 
 def test_the_lab_leaves_out_what_does_not_fit_its_torch() -> None:
@@ -96,7 +174,9 @@ def test_a_route_is_resolved_for_its_own_machine() -> None:
     lab = locks.known()["lab"]
     words = locks.command(lab, "uv", Path("out"), None, overrides=True, upgrade=False)
     text = " ".join(words)
-    assert "--python-version 3.11 --python-platform x86_64-manylinux_2_28" in text
+    assert "--python-version 3.11" in text
+    assert f"--python-platform {routes.ROUTES['lab'].platform}" in text
+    assert "--only-binary :all:" in text
     assert "--generate-hashes" in words
     assert "--torch-backend cpu" in text
     assert "--upgrade" not in words
@@ -130,9 +210,9 @@ def test_pips_own_wheel_directories_are_asked(
 
 
 def test_an_unknown_lock_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert locks.main(["nightly"]) == 1
+    assert locks.main(["other"]) == 1
     assert capsys.readouterr().err == (
-        "locks: nightly: there is no nightly.in; there is: tools, lab\n"
+        "locks: other: there is no other.in; there is: tools, nightly, stable, latest, stock, lab\n"
     )
 
 

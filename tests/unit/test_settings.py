@@ -3,6 +3,7 @@
 import json
 import string
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -431,14 +432,87 @@ def test_faults_of_all_hosts_come_together_and_equal_ones_once() -> None:
     ]
 
 
-def test_a_route_this_version_cannot_deploy_is_refused_beside_other_faults() -> None:
+def test_a_route_this_version_cannot_deploy_is_refused_beside_other_faults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lacking = replace(routes.ROUTES["nightly"], lock_of="none", patches=("other",))
+    monkeypatch.setattr(routes, "ALL", (lacking, routes.ROUTES["lab"]))
+    monkeypatch.setattr(routes, "ROUTES", {route.name: route for route in routes.ALL})
     found = inventory_faults(Inventory({"a": {"fetch_workers": 0}, "b": LAB}))
     assert [fault.partition(" needs ")[0] for fault in found] == [
         "a: fetch_workers: must be a whole number from 1 to 16 (got 0);"
         " set it in inventories/group_data/",
-        *["a: route nightly"] * 4,
+        *["a: route nightly"] * 2,
     ]
     assert all(fault.endswith("this version can deploy: lab") for fault in found[1:])
+
+
+WHEEL = f"/srv/wheels/vllm-0.28.0-cp38-abi3-linux_aarch64.whl#sha256={'ab' * 32}"
+
+
+def test_the_fork_asks_for_the_wheels_that_nobody_publishes() -> None:
+    assert only_fault(route="fork") == (
+        "route: fork is made of archived wheels that nobody publishes; name yours with"
+        " engine_wheel and plugin_wheel (an address or a path on the machine, then #sha256= and"
+        " its hash), or choose another route"
+    )
+    assert "name yours with plugin_wheel " in only_fault(route="fork", engine_wheel=WHEEL)
+    chosen = s.load({"route": "fork", "engine_wheel": WHEEL, "plugin_wheel": WHEEL})
+    assert chosen.route_data.engine.sha256 == "ab" * 32
+    assert chosen.route_data.engine.location == WHEEL.partition("#")[0]
+
+
+def test_a_wheel_for_what_a_route_has_not_is_refused() -> None:
+    assert "is for route fork, route stable" in only_fault(route="stable", engine_wheel=WHEEL)
+    assert "route lab has no exllamav3" in only_fault(route="lab", exllamav3_wheel=WHEEL)
+    chosen = s.load({"route": "stable", "exllamav3_wheel": WHEEL})
+    assert chosen.runtime_id != s.load({"route": "stable"}).runtime_id
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/srv/x.whl",
+        f"x.whl#sha256={'ab' * 32}",
+        f"/srv/x.tar.gz#sha256={'ab' * 32}",
+        "/srv/x.whl#sha256=ab",
+        f"ftp://h/x.whl#sha256={'ab' * 32}",
+        f"/srv/a b.whl#sha256={'ab' * 32}",
+    ],
+)
+def test_a_wheel_comes_with_its_hash(value: str) -> None:
+    """Nothing is installed that is not known by hash."""
+    text = only_fault(route="stable", plugin_wheel=value)
+    assert text.startswith("plugin_wheel: must be an address or an absolute path of a .whl")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("wheel_mirror", "/home/me/wheels"),
+        ("wheel_mirror", "/tmp"),
+        ("plugin_wheel", f"/root/x.whl#sha256={'ab' * 32}"),
+    ],
+)
+def test_what_the_build_cannot_see_is_refused_before_it_looks(key: str, value: str) -> None:
+    """Its sandbox hides homes: it runs code that came from the network."""
+    assert "which the build cannot see" in only_fault(route="stable", **{key: value})
+
+
+@pytest.mark.parametrize("value", ["previous", "lab-xyz", "../lab-0123456789ab", "lab-0123"])
+def test_a_runtime_to_go_back_to_is_named_by_its_id(value: str) -> None:
+    assert only_fault(rollback_to=value).startswith("rollback_to: must be the ID of a runtime")
+    assert s.load({"rollback_to": "lab-0123456789ab"}).rollback_to == "lab-0123456789ab"
+
+
+def test_compiled_kernels_are_kept_by_the_runtime_in_service() -> None:
+    """After a rollback that is not the one the settings ask for."""
+    chosen = s.load({"route": "stable"})
+    assert f"/{chosen.runtime_id}-" in chosen.environment()["VLLM_CACHE_ROOT"]
+    assert (
+        "/stable-aaaaaaaaaaaa-"
+        in chosen.environment(None, "stable-aaaaaaaaaaaa")["VLLM_CACHE_ROOT"]
+    )
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])

@@ -1,5 +1,6 @@
 """`dsv4 switch`: only links move, only complete runtimes serve, the oldest go."""
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ Make = Callable[..., Path]
 @pytest.fixture
 def opt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where runtimes and their links are."""
-    for name in ("RUNTIMES", "CURRENT", "PREVIOUS"):
+    for name in ("RUNTIMES", "CURRENT", "PREVIOUS", "CACHE", "STARTED_JSON"):
         monkeypatch.setattr(layout, name, tmp_path / getattr(layout, name).name)
     layout.RUNTIMES.mkdir()
     return tmp_path
@@ -30,8 +31,7 @@ def make(opt: Path) -> Make:
         site = home / "lib/python3.12/site-packages"
         site.mkdir(parents=True)
         if complete:
-            digest = runtime.metadata_hash(site)
-            store.write_json(home / runtime.MANIFEST, {"metadata_hash": digest})
+            store.write_json(home / runtime.MANIFEST, {"records": runtime.records(site)})
         made.append(name)
         os.utime(home, (1_000_000 + len(made),) * 2)
         return home
@@ -49,7 +49,7 @@ def links(opt: Path) -> tuple[str | None, str | None]:
 
 def there(opt: Path) -> list[str]:
     """Return the runtimes on disk."""
-    return sorted(path.name for path in (opt / "runtimes").iterdir())
+    return sorted(path.name for path in (opt / "runtimes").glob("[!.]*"))
 
 
 def test_the_first_runtime_has_no_previous(opt: Path, make: Make) -> None:
@@ -130,3 +130,49 @@ def test_an_interrupted_switch_is_healed(opt: Path, make: Make) -> None:
     (opt / ".current.dsv4-new").symlink_to("runtimes/gone")
     assert switch.main(["a"]) == 0
     assert sorted(path.name for path in opt.iterdir()) == ["current", "runtimes"]
+
+
+def test_what_was_compiled_for_a_runtime_goes_with_it(opt: Path, make: Make) -> None:
+    """Kernels are kept apart for each runtime; without it nobody can use them."""
+    for name in ("a", "b", "c"):
+        make(name)
+        (opt / f"cache/{name}-cuda-13.0/triton").mkdir(parents=True)
+    switch.main(["a", "--keep", "9"])
+    assert switch.main(["b", "--keep", "2"]) == 0
+    assert there(opt) == ["a", "b"]
+    assert sorted(path.name for path in (opt / "cache").iterdir()) == [
+        "a-cuda-13.0",
+        "b-cuda-13.0",
+    ]
+
+
+def test_an_unfinished_one_goes_before_an_old_one(opt: Path, make: Make) -> None:
+    """A broken build left it; an old complete one can still be gone back to."""
+    for name in ("a", "b"):
+        make(name)
+    make("c", complete=False)
+    switch.main(["b", "--keep", "2"])
+    assert there(opt) == ["a", "b"]
+
+
+def test_nothing_is_cleared_while_a_build_is_at_work(opt: Path, make: Make) -> None:
+    """The unfinished directory is the build's; the link moves all the same."""
+    for name in ("a", "b"):
+        make(name)
+    make("new", complete=False)
+    switch.main(["a", "--keep", "9"])
+    with (opt / "runtimes/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert switch.main(["b", "--keep", "2"]) == 0
+    assert links(opt) == ("runtimes/b", "runtimes/a")
+    assert there(opt) == ["a", "b", "new"]
+
+
+def test_what_the_engine_still_runs_from_stays(opt: Path, make: Make) -> None:
+    """Two switches without a restart: its files are neither link's."""
+    for name in ("a", "b", "c"):
+        make(name)
+    store.write_json(layout.STARTED_JSON, {"inputs": {"runtime": "a:0123"}})
+    switch.main(["b", "--keep", "9"])
+    switch.main(["c", "--keep", "2"])
+    assert there(opt) == ["a", "b", "c"]

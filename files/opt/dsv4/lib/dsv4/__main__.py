@@ -15,21 +15,22 @@ from dsv4 import layout
 OWNER: Final = {
     "key": "show the API key (root)",
     "probe": "ask the model one question with a known answer",
+    "runtime": "check every byte of the runtime in service (root)",
     "state": "print everything the deploy decides by",
 }
 """What the owner of the machine uses; the other tools are for units and the deploy."""
 
 INTERNAL: Final = frozenset(
     {
-        *("accounts", "apt", "build", "cache_drop", "fetch", "launch", "lock", "machine"),
-        *("memory_gate", "pack_config", "pack_verify", "ready", "receipt", "switch", "tools"),
-        *("tree", "watchdog"),
+        *("accounts", "apt", "artefact", "build", "cache_drop", "fetch", "launch", "lock"),
+        *("machine", "memory_gate", "pack_config", "pack_verify", "patches", "ready", "receipt"),
+        *("switch", "tools", "tree", "watchdog"),
     }
 )
 
 
 CHANGING: Final = frozenset(
-    {"accounts", "apt", "key", "pack_config", "receipt", "switch", "tools", "tree"}
+    {"accounts", "apt", "artefact", "key", "pack_config", "receipt", "switch", "tools", "tree"}
 )
 """What the deploy changes the machine with; one at a time, see `alone`."""
 

@@ -2,85 +2,377 @@
 
 Runs as the unit dsv4-build, so that neither a dropped connection nor a killed deploy stops it, and
 starting it again is always right: a runtime is complete when its manifest is there, anything else
-is swept away and built anew. Files are copied, not linked: uv's hard links share their bytes with
-its cache, so that an edit in one runtime would reach every later one.
+is swept away and built anew. What takes long in it is kept by key (wheels, compiled objects).
+
+The steps: fetch what no index has, by hash; install the lock; check every file; compile or put in
+the extension and the plugin; patch; import; sync; write the manifest.
 """
 
 import argparse
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import layout, runtime, store
+from dsv4 import (
+    artefact,
+    extension,
+    install,
+    layout,
+    memory,
+    plugin,
+    runtime,
+    store,
+    systemd,
+    toolkit,
+)
+from dsv4.patches import PATCHES, engine
 
 GIB: Final = 1 << 30
-UV: Final = (str(layout.TOOLS / "bin/uv"), "--cache-dir", str(layout.UV_CACHE))
+COMPILE_GIB: Final = 3.5
+"""The heaviest compile job of the extension (its bindings), measured without debug information."""
 
 
 class BuildError(Exception):
     """The build cannot go on; the text says what is wrong and what to do."""
 
 
-def step(progress: Path, name: str, identity: str) -> None:
-    """Say where the build is, in the journal and for the deploy that follows it."""
-    print(f"dsv4 build: {name}", flush=True)
-    store.write_json(
-        progress, {"state": "running", "step": name, "id": identity, "at": int(time.time())}
-    )
+FAILURES: Final = (
+    BuildError,
+    artefact.ArtefactError,
+    extension.ExtensionError,
+    install.InstallError,
+    engine.PatchError,
+    plugin.PluginError,
+    store.BrokenState,
+    OSError,
+)
 
 
-def check_space(path: Path, needed: int) -> None:
-    """Refuse before the first byte when the runtime will not fit."""
-    free = shutil.disk_usage(path).free
-    if free < needed:
-        raise BuildError(
-            f"{path}: the runtime needs {needed / 1e9:.1f} GB ({needed / GIB:.1f} GiB) free, has"
-            f" {free / 1e9:.1f} GB ({free / GIB:.1f} GiB); make room and run the deploy again"
+class Build:
+    """One build: its description, where it goes, and where it is."""
+
+    def __init__(self, spec: dict[str, Any], progress: Path) -> None:
+        """Take a description as it was read; raises LookupError for one of another version."""
+        self.spec, self.progress = spec, progress
+        self.identity = str(spec["id"])
+        self.home = layout.RUNTIMES / self.identity
+        self.python = self.home / "bin/python"
+        self.environment = toolkit.environment(spec, self.home, os.environ)
+        self.patched: dict[str, str] = {}
+        self.parts: dict[str, Any] = {}
+
+    @property
+    def site(self) -> Path:
+        """The environment's library directory."""
+        found = runtime.site_packages(self.home)
+        if found is None:
+            raise BuildError(f"{self.home}: has no site-packages after the install")
+        return found
+
+    def step(self, name: str) -> None:
+        """Say where the build is, in the journal and for the deploy that follows it."""
+        print(f"dsv4 build: {name}", flush=True)
+        store.write_json(
+            self.progress,
+            {"state": "running", "step": name, "id": self.identity, "at": int(time.time())},
         )
 
+    # Before anything changes
 
-def has_torch(mirror: str | None, lock: str) -> bool:
-    """Say whether the wheel directory holds the very torch the lock asks for."""
-    pinned = [line.split()[0] for line in lock.splitlines() if line.startswith("torch==")]
-    if mirror is None or not pinned:
-        return False
-    version = pinned[0].removeprefix("torch==")
-    return any(Path(mirror).glob(f"torch-{version}-*.whl"))
+    def lock_text(self) -> str:
+        """Return the lock, which must be the one the deploy meant."""
+        lock_file = Path(self.spec["lock"])
+        found = store.sha256_file(lock_file)
+        if found != self.spec["lock_sha256"]:
+            raise BuildError(
+                f"{lock_file}: expected sha256 {self.spec['lock_sha256']}, got {found}"
+            )
+        return lock_file.read_text()
 
+    def refuse_early(self) -> None:
+        """Refuse before the first byte what would fail after an hour."""
+        needed = int(self.spec.get("need_bytes", 0))
+        free = shutil.disk_usage(layout.RUNTIMES).free
+        if free < needed:
+            raise BuildError(
+                f"{layout.RUNTIMES}: the runtime needs {needed / 1e9:.1f} GB"
+                f" ({needed / GIB:.1f} GiB) free, has {free / 1e9:.1f} GB ({free / GIB:.1f} GiB);"
+                " make room and run the deploy again"
+            )
+        if self.spec.get("extension", {}).get("compile"):
+            self.make_room()
 
-def install_command(spec: dict[str, Any], home: Path, lock: str) -> list[str]:
-    """Return the uv call that fills an environment with exactly what the lock says."""
-    command = [*UV, "pip", "sync", "--require-hashes"]
-    command += ["--link-mode", "copy", "--no-progress"]
-    command += [] if spec.get("compile_only") else ["--compile-bytecode"]
-    command += ["--python", str(home / "bin/python")]
-    mirror = spec.get("wheel_mirror")
-    if mirror:
-        command += ["--find-links", mirror]
-    if spec.get("torch_backend") and not has_torch(mirror, lock):
-        command += ["--torch-backend", spec["torch_backend"]]
-    return [*command, spec["lock"]]
+    def make_room(self) -> None:
+        """Have memory for one compiler after the watchdog's floor, or refuse with the choices."""
+        if not at_work(layout.UNIT):
+            return
+        if self.spec.get("stop_service"):
+            self.step("stop the service, as build_stops_service says")
+            subprocess.run(["systemctl", "stop", layout.UNIT], check=False)
+            # A deploy that shall keep the service as it is must not take this for its owner's stop
+            layout.STARTED_JSON.unlink(missing_ok=True)
+            return
+        available = available_gib()
+        floor = float(self.spec.get("soft_floor_gib", 0))
+        if available - floor < COMPILE_GIB:
+            raise BuildError(
+                f"compiling needs {COMPILE_GIB} GiB beside the served model, {available:.1f} GiB"
+                f" are available and the watchdog acts at {floor:.1f} GiB; set"
+                " build_stops_service=true, or name a wheel built elsewhere with exllamav3_wheel"
+            )
 
+    # The steps
 
-def call(command: list[str], what: str) -> None:
-    """Run one command with its output in the journal; its failure is ours."""
-    done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        raise BuildError(
-            f"{what} failed with status {done.returncode}; the first error is above"
-            f" (journalctl -u {layout.UNIT_BUILD})"
+    def fetch(self, part: Mapping[str, Any]) -> Path:
+        """Return a file that no index has, by hash."""
+        wanted = artefact.Wanted.from_json(dict(part))
+        self.step(f"fetch {wanted.filename}")
+        return artefact.fetch(wanted, self.spec.get("wheel_mirror"))
+
+    def same_torch(self, after: str) -> None:
+        """Refuse when a step put another torch in place of the one for this machine."""
+        wanted = self.spec.get("torch_cuda")
+        try:
+            found = runtime.torch_cuda(self.site)
+        except LookupError as error:
+            raise BuildError(f"{error} after {after}") from error
+        if (found is None) != (wanted is None) or not (found or "").startswith(wanted or ""):
+            raise BuildError(
+                f"after {after} torch is for {kind(found)}, wanted {kind(wanted)}; the lock or a"
+                " wheel is for another machine"
+            )
+
+    def put_in(self, wheel: Path) -> None:
+        """Install one wheel, without what it asks for: the lock has that."""
+        install.call(install.wheel_command(self.home, wheel), f"installing {wheel.name}")
+        self.same_torch(f"installing {wheel.name}")
+
+    def packages(self, lock: str) -> None:
+        """Install what the lock says, and nothing else."""
+        directories = [self.fetch(part).parent for part in self.spec.get("wheels", [])]
+        self.step("create the environment")
+        install.create(self.home, self.spec["python"])
+        self.step("install the locked packages")
+        install.call(
+            install.locked_command(self.spec, self.home, lock, directories),
+            "installing the locked packages",
+        )
+        for part in self.spec.get("replace", []):
+            self.put_in(self.fetch(part))
+        self.same_torch("installing the locked packages")
+
+    def check_records(self) -> None:
+        """Refuse an environment with a file that is not what its RECORD says."""
+        self.step("check every file against its RECORD")
+        changed = {self.home / name for name in self.patched}
+        faults = runtime.damaged(self.site, changed, toolkit.cores())
+        if faults:
+            names = runtime.owners(
+                self.site, {os.path.relpath(fault.path, self.site) for fault in faults}
+            )
+            install.purge(names)  # the cache gave wrong bytes: it is not asked for them again
+            raise BuildError(
+                f"{len(faults)} files are damaged after the install, first: {faults[0]}; what uv"
+                f" had cached of {', '.join(sorted(names))} is purged: run the deploy again"
+            )
+
+    def check_toolkit(self) -> None:
+        """Refuse a toolkit that would fail later, or make code for another GPU."""
+        wanted = self.spec.get("toolkit")
+        if not wanted:
+            return
+        self.step("check the CUDA toolkit")
+        faults = toolkit.faults(self.environment, tuple(wanted["release"]), wanted["arch"])
+        if faults:
+            raise BuildError("; ".join(faults))
+
+    def extension(self) -> None:
+        """Have exllamav3's compiled extension: from a wheel, or compiled here."""
+        part = self.spec.get("extension")
+        if not part:
+            return
+        if part.get("wheel"):
+            wheel = self.fetch(part["wheel"])
+        else:
+            self.step("compile exllamav3's extension")
+            log = layout.LOGS / f"build-{self.identity}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            jobs = memory.compile_jobs(available_gib(), toolkit.cores())
+            source = install.download(
+                part["name"],
+                part["version"],
+                part["sha256"],
+                self.spec.get("wheel_mirror"),
+                layout.WHEELS / "sources",
+            )
+            wheel = extension.build(
+                source,
+                part["sha256"],
+                self.python,
+                layout.WHEELS,
+                self.environment,
+                jobs,
+                log,
+                self.step,
+            )
+        self.put_in(wheel)
+        self.parts["exllamav3_ext"] = {"wheel": wheel.name, "sha256": store.sha256_file(wheel)}
+
+    def plugin(self) -> None:
+        """Have the EXL3 plugin: from a wheel, or made of the sources of its commit."""
+        part = self.spec.get("plugin")
+        if not part:
+            return
+        found = self.fetch(part)
+        wheel = found
+        if found.suffix != ".whl":
+            versions = runtime.versions(self.site)
+            ingredients = {
+                "torch": versions.get("torch", ""),
+                "extension": str(self.parts.get("exllamav3_ext", {}).get("sha256", "")),
+                "python": self.spec["python"],
+                "machine": platform.machine(),
+                "arch": self.environment.get("TORCH_CUDA_ARCH_LIST", ""),
+            }
+            environment = {
+                **self.environment,
+                "EXL3_EXT_INCLUDE": str(self.site / "exllamav3/exllamav3_ext"),
+                "MAX_JOBS": str(memory.compile_jobs(available_gib(), toolkit.cores())),
+            }
+            wheel = plugin.build(
+                found,
+                part.get("commit"),
+                self.python,
+                layout.WHEELS,
+                environment,
+                ingredients,
+                self.step,
+            )
+        self.put_in(wheel)
+        self.parts["plugin"] = {
+            "file": found.name,
+            "sha256": store.sha256_file(found),
+            "wheel": store.sha256_file(wheel),
+        }
+
+    def patch(self) -> None:
+        """Apply the route's patches, all or none."""
+        names = self.spec.get("patches", [])
+        if not names:
+            return
+        self.step(f"patch {', '.join(names)}")
+        report = engine.apply(self.site, [PATCHES[name] for name in names])
+        prefix = self.site.relative_to(self.home)
+        self.patched = {
+            (prefix / name).as_posix(): str(hashes["after"])
+            for name, hashes in report.files.items()
+        }
+        self.parts["patches"] = report.as_json()["patches"]
+
+    def prove(self) -> None:
+        """Import it, while what is on its way to the disk gets there."""
+        self.step("import it")
+        # The manifest must not outlive, in a power cut, what it stands for; a disk takes its time
+        # for gigabytes, so that goes on meanwhile
+        with ThreadPoolExecutor(toolkit.cores() + 1) as pool:
+            work: list[Future[Any]] = [pool.submit(os.sync)]
+            work += [
+                pool.submit(
+                    install.call, [str(self.python), "-I", "-c", statement], f"`{statement}`"
+                )
+                for statement in self.spec.get("checks", [])
+            ]
+            work += [
+                pool.submit(precompile, self.python, self.site / package)
+                for package in self.spec.get("compile_only", [])
+            ]
+            for done in work:
+                done.result()
+        os.sync()
+
+    def finish(self) -> None:
+        """Write the manifest: from here on the runtime is complete."""
+        store.write_json(
+            self.home / runtime.MANIFEST,
+            {
+                "id": self.identity,
+                "route": self.spec.get("route"),
+                "inputs": self.spec.get("inputs", {}),
+                "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "versions": runtime.versions(self.site),
+                "wheel_tags": runtime.wheel_tags(self.site),
+                "torch_cuda": runtime.torch_cuda(self.site),
+                "records": runtime.records(self.site),
+                "patched": self.patched,
+                "parts": self.parts,
+            },
         )
 
+    def fill(self, lock: str) -> None:
+        """Make a complete runtime at a place where there is none."""
+        self.packages(lock)
+        self.check_records()
+        for name, (source, local) in sorted(self.spec.get("aliases", {}).items()):
+            add_alias(self.site, name, source, local)
+        self.check_toolkit()
+        self.extension()
+        self.plugin()
+        self.patch()
+        self.prove()
+        self.finish()
 
-def precompile(python: str, package: Path) -> None:
+    def run(self) -> None:
+        """Have the runtime; a complete one is left alone, a changed one stays until replaced."""
+        if runtime.examine(self.home)["complete"]:
+            return
+        lock = self.lock_text()
+        self.step("clear what an earlier try left")
+        aside = self.home.with_name(f".{self.identity}.changed")
+        manifest = store.read_json_or(self.home / runtime.MANIFEST, {})
+        if not manifest:
+            shutil.rmtree(self.home, ignore_errors=True)
+        self.refuse_early()
+        if manifest:
+            # It was complete once and may be in service: kept until its successor is complete
+            install.purge(runtime.changed_packages(self.home, manifest))
+            shutil.rmtree(aside, ignore_errors=True)
+            self.home.rename(aside)
+        try:
+            self.fill(lock)
+        except BaseException:
+            if aside.exists():
+                shutil.rmtree(self.home, ignore_errors=True)
+                aside.rename(self.home)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def kind(cuda: str | None) -> str:
+    """Return in words what a torch was made for."""
+    return "the processor" if cuda is None else f"CUDA {cuda}"
+
+
+def available_gib() -> float:
+    """Return the memory that a compiler may take."""
+    return memory.read_meminfo().available
+
+
+def at_work(unit: str) -> bool:
+    """Say whether a unit runs or starts."""
+    return systemd.show(unit, "ActiveState").get("ActiveState") in {"active", "activating"}
+
+
+def precompile(python: Path, package: Path) -> None:
     """Compile a package's Python; a file that will not compile costs nobody who does not use it."""
-    command = [python, "-I", "-m", "compileall", "-qq", str(package)]
+    command = [str(python), "-I", "-m", "compileall", "-qq", str(package)]
     subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
 
 
@@ -102,87 +394,6 @@ def add_alias(site: Path, name: str, source: str, local: str) -> None:
     store.write_bytes(info / "RECORD", f"{info.name}/METADATA,,\n".encode())
 
 
-def build(spec: dict[str, Any], progress: Path) -> None:
-    """Build one runtime from its description; the manifest is the last thing written."""
-    identity = str(spec["id"])
-    home = layout.RUNTIMES / identity
-    if runtime.examine(home)["complete"]:
-        return
-    lock_file = Path(spec["lock"])
-    found = store.sha256_file(lock_file)
-    if found != spec["lock_sha256"]:
-        raise BuildError(f"{lock_file}: expected sha256 {spec['lock_sha256']}, got {found}")
-    lock = lock_file.read_text()
-    step(progress, "clear what an earlier try left", identity)
-    aside = home.with_name(f".{identity}.changed")
-    if (home / runtime.MANIFEST).exists():
-        # It was complete once and may be in service: kept until its successor is complete
-        shutil.rmtree(aside, ignore_errors=True)
-        home.rename(aside)
-    shutil.rmtree(home, ignore_errors=True)
-    try:
-        fill(spec, home, lock, progress)
-    except BaseException:
-        if aside.exists():
-            shutil.rmtree(home, ignore_errors=True)
-            aside.rename(home)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def fill(spec: dict[str, Any], home: Path, lock: str, progress: Path) -> None:
-    """Make a complete runtime at a place where there is none; the manifest is written last."""
-    identity = str(spec["id"])
-    check_space(layout.RUNTIMES, int(spec.get("need_bytes", 0)))
-    step(progress, "create the environment", identity)
-    call(
-        [
-            *UV,
-            *("venv", "--quiet", "--no-python-downloads", "--python", spec["python"], str(home)),
-        ],
-        f"creating a Python {spec['python']} environment",
-    )
-    step(progress, "install the locked packages", identity)
-    call(install_command(spec, home, lock), "installing the locked packages")
-    site = runtime.site_packages(home)
-    if site is None:
-        raise BuildError(f"{home}: has no site-packages after the install")
-    # The manifest must not outlive, in a power cut, what it stands for; a disk takes its time for
-    # gigabytes, so it begins while the files are still in memory to be checked
-    pool = ThreadPoolExecutor((os.cpu_count() or 1) + 1)
-    on_disk = pool.submit(os.sync)
-    step(progress, "check every file against its RECORD", identity)
-    faults = runtime.damaged(site, set(), os.cpu_count() or 1)
-    if faults:
-        raise BuildError(f"{len(faults)} files are damaged after the install, first: {faults[0]}")
-    for name, (source, local) in sorted(spec.get("aliases", {}).items()):
-        add_alias(site, name, source, local)
-    step(progress, "import it", identity)
-    python = str(home / "bin/python")
-    checks = [
-        pool.submit(call, [python, "-I", "-c", statement], f"`{statement}`")
-        for statement in spec.get("checks", [])
-    ]
-    compiled = [
-        pool.submit(precompile, python, site / package) for package in spec.get("compile_only", [])
-    ]
-    for done in (*checks, *compiled, on_disk):
-        done.result()
-    pool.shutdown()
-    store.write_json(
-        home / runtime.MANIFEST,
-        {
-            "id": identity,
-            "route": spec.get("route"),
-            "inputs": spec.get("inputs", {}),
-            "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "versions": runtime.versions(site),
-            "metadata_hash": runtime.metadata_hash(site),
-            "patched": {},
-        },
-    )
-
-
 def main(argv: list[str]) -> int:
     """Build what the description asks for; 1 with one line when it cannot be done."""
     parser = argparse.ArgumentParser(prog="dsv4 build", description=__doc__)
@@ -199,10 +410,10 @@ def main(argv: list[str]) -> int:
         identity = str(spec["id"])
         with (layout.RUNTIMES / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            build(spec, progress)
-    except (BuildError, store.BrokenState, OSError) as error:
+            Build(spec, progress).run()
+    except FAILURES as error:
         text = str(error)
-    except (LookupError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         text = f"{error!r}: {options.spec} is not for this version; run the deploy, which writes it"
     if text:
         store.write_json(progress, {"state": "failed", "error": text, "id": identity})

@@ -4,6 +4,7 @@ Only links move here; the running engine keeps the files it has open until it is
 """
 
 import argparse
+import fcntl
 import shutil
 import sys
 
@@ -26,16 +27,32 @@ def main(argv: list[str]) -> int:
         if before is not None:
             tree.link_to(layout.PREVIOUS, f"runtimes/{before}")
         tree.link_to(layout.CURRENT, f"runtimes/{options.id}")
-    links = (layout.CURRENT, layout.PREVIOUS)
-    # What the engine runs from until it is restarted is in service too
-    started = store.read_json_or(layout.STARTED_JSON, {}).get("inputs", {}).get("runtime", "")
-    serving = {runtime.link_target(link) for link in links} | {started.partition(":")[0]}
-    serving -= {None, ""}
-    spare = [path for path in layout.RUNTIMES.glob("[!.]*") if path.name not in serving]
-    spare.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in spare[max(0, options.keep - len(serving)) :]:
-        shutil.rmtree(path, ignore_errors=True)
+    clear(options.keep)
     return 0
+
+
+def clear(keep: int) -> None:
+    """Delete the oldest runtimes and the kernels compiled for them, down to `keep` runtimes.
+
+    Never the ones the links name, never what the engine still runs from, and nothing at all while
+    a build is at work, which has an unfinished one there.
+    """
+    with (layout.RUNTIMES / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        serving = {runtime.link_target(link) for link in (layout.CURRENT, layout.PREVIOUS)}
+        # What the engine runs from until it is restarted is in service too
+        started = store.read_json_or(layout.STARTED_JSON, {}).get("inputs", {}).get("runtime", "")
+        serving = (serving | {started.partition(":")[0]}) - {None, ""}
+        spare = [path for path in layout.RUNTIMES.glob("[!.]*") if path.name not in serving]
+        # One that was never finished goes first, whatever its age
+        spare.sort(key=lambda path: ((path / runtime.MANIFEST).exists(), path.stat().st_mtime))
+        for path in spare[: max(0, len(spare) - max(0, keep - len(serving)))]:
+            shutil.rmtree(path, ignore_errors=True)
+            for cache in layout.CACHE.glob(f"{path.name}*"):
+                shutil.rmtree(cache, ignore_errors=True)
 
 
 if __name__ == "__main__":
