@@ -154,7 +154,8 @@ def headroom(chosen: "Settings", total_gib: float) -> str | None:
     remedy = (
         f"the highest that passes is {best:.2f}"
         if best >= 0.05
-        else "no utilisation passes, lower serve_max_model_len"
+        else "no utilisation passes, lower "
+        + ("serve_max_model_len" if memory.prefill_gib(context) >= 0.1 else "the memory_ settings")
     )
     return (
         f"{used:g} leaves {total_gib:.1f} GiB * (1 - {used:g}) - {limits.host_use_gib:g} for the"
@@ -248,6 +249,14 @@ def sizes_need_graphs(chosen: "Settings") -> str | None:
     return None
 
 
+@rule("serve_host")
+def host_can_listen(chosen: "Settings") -> str | None:
+    """A group's address is nobody's to listen on."""
+    if not ip_address(chosen.serve_host).is_multicast:
+        return None
+    return f"{chosen.serve_host} is a multicast address; use one of the machine's own"
+
+
 @rule("serve_host", "serve_api_key")
 def remote_bind_needs_key(chosen: "Settings") -> str | None:
     """Whoever reaches the port can use the model, and more."""
@@ -279,6 +288,14 @@ def remote_bind_needs_subnet(chosen: "Settings") -> str | None:
         f"{chosen.serve_host} can be reached from every network; name those that may in"
         " serve_allowed_subnets"
     )
+
+
+@rule("serve_tls_key", "serve_tls_cert")
+def tls_takes_two_files(chosen: "Settings") -> str | None:
+    """One file for both would be readable as a certificate is, with the key in it."""
+    if chosen.serve_tls_key is None or chosen.serve_tls_key != chosen.serve_tls_cert:
+        return None
+    return f"{chosen.serve_tls_key} is the certificate too; keep the key in a file of its own"
 
 
 @rule("serve_tls_key", "serve_tls_cert")

@@ -232,7 +232,15 @@ Place = Annotated[
     Must("an absolute path without spaces, or an address that starts with http:// or https://"),
 ]
 Domains = Annotated[
-    tuple[Annotated[Text, AfterValidator(matching(r"[A-Za-z0-9.-]{1,253}"))], ...],
+    tuple[
+        Annotated[
+            Text,
+            AfterValidator(
+                matching(r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.(?!$)|$))+")
+            ),
+        ],
+        ...,
+    ],
     BeforeValidator(as_tuple),
     Must("a list of domain names"),
 ]

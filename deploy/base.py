@@ -8,6 +8,7 @@ from deploy._tree import Dir, Entry, File
 DIRECTORIES: list[Entry] = [
     Dir(path=layout.ROOT),
     Dir(path=layout.BIN),
+    Dir(path=layout.LIB),
     Dir(path=layout.LOCKS),
     Dir(path=layout.RUNTIMES),
     Dir(path=layout.WHEELS),

@@ -57,6 +57,12 @@ def install_command() -> str:
             " DEBIAN_FRONTEND=noninteractive apt-get update -q >&2;"
             " DEBIAN_FRONTEND=noninteractive apt-get install -y -q python3 >&2; }",
             f"mkdir -p {lib} {layout.BIN}",
+            *(
+                f"if [ -d {path} ] && [ ! -L {path} ]; then"
+                f" echo '{path}: a directory is in the way, move it elsewhere; then run the deploy"
+                " again' >&2; exit 1; fi"
+                for path in (lib / "dsv4", layout.DSV4)
+            ),
             f"rm -rf {lib}/.new {lib}/.old",
             f"mkdir {lib}/.new",
             f"base64 -d | tar -xzf - -C {lib}/.new --no-same-owner",

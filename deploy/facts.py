@@ -44,7 +44,7 @@ class MachineState(FactBase[State]):
         link = shlex.quote(str(layout.LIB / "dsv4"))
         return (
             # Tools that are damaged (a power cut, an edit) are as good as none: they are sent anew
-            f'{{ [ "$(readlink {link})" = dsv4-{library} ] && [ -x {layout.DSV4} ]'
+            f'{{ [ "$(readlink {link})" = dsv4-{library} ] && [ -f {layout.DSV4} ]'
             f" && {layout.DSV4} state --json {describe} {packages}; }}"
             f" || python3 - {describe} <<'DSV4_MACHINE' ||"
             ' printf \'{"machine": {"arch": "%s"}}\\n\' "$(uname -m)"\n'

@@ -84,6 +84,8 @@ def build_line(progress: Mapping[str, Any]) -> str:
 def service_line(progress: Mapping[str, Any]) -> str:
     """Return where the start is: what the unit says of itself."""
     unit = progress.get("units", {}).get(layout.UNIT, {})
+    if unit.get("job", "0") not in {"", "0"} and unit.get("active") != "activating":
+        return "the start is queued"  # what the unit says is still of the start before
     return unit.get("status_text") or f"{unit.get('active')} ({unit.get('sub')})"
 
 

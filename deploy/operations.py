@@ -58,7 +58,8 @@ def lock_command() -> StringCommand:
     """Return the command that takes the deploy lock, or fails with who holds it."""
     dsv4, owner, machine = str(layout.DSV4), getpass.getuser(), platform.node()
     return StringCommand(
-        f"if [ -x {dsv4} ]; then {dsv4} lock --owner",
+        # Tools that are damaged cannot lock, and are about to be replaced
+        f"if [ -f {dsv4} ] && {dsv4} lock --help >/dev/null 2>&1; then {dsv4} lock --owner",
         QuoteString(owner),
         "--host",
         QuoteString(machine),

@@ -1,6 +1,6 @@
 """Locks' wheels, for real: all of them for the Spark's machine, every hash enforced.
 
-It brings 7 GB over the network and unpacks them, so it is run by hand.
+It brings 6.6 GB over the network and unpacks them, so it is run by hand.
 """
 
 import hashlib
@@ -86,6 +86,7 @@ def test_what_we_read_of_a_wheel_is_what_the_resolver_reads(
 ) -> None:
     """A lock made from the engine's wheel is the one that an index with the engine gives."""
     route = installed.route
+    wanted = {it.name: it for it in locks.parse(route.lock.read_text()) if it.name != "vllm"}
     shutil.copytree(layout.LOCAL_LOCKS, tmp_path / "locks")
     monkeypatch.setattr(layout, "LOCAL_LOCKS", tmp_path / "locks")
     (info,) = installed.site.glob("vllm-*.dist-info")
@@ -98,7 +99,5 @@ def test_what_we_read_of_a_wheel_is_what_the_resolver_reads(
     locks.make(lock, wheel="")
     assert "What vllm asks for was read from its wheel" in lock.path("lock").read_text()
     found = {it.name: it for it in locks.parse(lock.path("lock").read_text())}
-    wanted = {it.name: it for it in locks.parse(route.lock.read_text())}
     assert found.pop("vllm").hashes == (digest,)
-    wanted.pop("vllm")
     assert found == wanted

@@ -4,6 +4,7 @@ Shapes and layouts are those of the model on one device: 64 heads of 512, of whi
 rotated; 8 groups of heads in the output projection.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ def projection(
     o: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     """Return wo_a of the de-rotated heads, [T, 8, 1024] in FP64."""
-    heads = rotated(o, positions, table, -1).reshape(o.shape[0], GROUPS, -1)
+    heads = rotated(o, positions, table, -1).reshape(o.shape[0], GROUPS, HEADS // GROUPS * HEAD)
     return torch.einsum("tgd,grd->tgr", heads, weight.double().view(GROUPS, RANK, -1))
 
 
@@ -63,38 +64,49 @@ class Attention:
 
     def softmax(self) -> torch.Tensor:
         """Return one softmax over window, compressed keys and sink, in FP64."""
-        found = []
-        for row in range(self.query.shape[0]):
-            window = self.window[row, : int(self.lengths[row])].long()
-            extra = self.extra[row, : int(self.extra_lengths[row])].long()
-            values = torch.cat((self.keys[window], self.more[extra])).double()
-            found.append(attend(self.query[row].double(), values, self.sinks, self.scale)[0])
-        return torch.stack(found)
+        values, there = gather(self.keys, self.window, self.lengths)
+        more, also = gather(self.more, self.extra, self.extra_lengths)
+        both = torch.cat((values, more), dim=1).double()
+        known = torch.cat((there, also), dim=1)
+        return attend(self.query.double(), both, known, self.sinks, self.scale)[0]
+
+
+def gather(
+    keys: torch.Tensor, indices: torch.Tensor, lengths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys of each row, [T, K, D], and which of them count."""
+    flat = keys.reshape(-1, keys.shape[-1])
+    rows = indices.reshape(indices.shape[0], -1)
+    there = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+    if bool((rows[there] < 0).any()):
+        raise ValueError("an index below zero within the length")
+    return flat[rows.long().clamp(min=0)], there
 
 
 def attend(
-    query: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None, scale: float
+    query: torch.Tensor,
+    values: torch.Tensor,
+    there: torch.Tensor,
+    sinks: torch.Tensor | None,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return softmax-weighted values [heads, D] and log2 of the sum of exponentials [heads].
+    """Return softmax-weighted values [T, heads, D] and log2 of the sums of exponentials.
 
     Without keys the output is zero, and the logarithm the sink's or -1e30, as from the kernel.
     """
-    heads = query.shape[0]
-    logits = scale * query @ values.T
-    sink = torch.full((heads,), float("-inf"), dtype=query.dtype, device=query.device)
-    if sinks is not None:
-        sink = sinks.to(query.dtype)
-    logits = torch.cat((logits, sink[:, None]), dim=1)
-    peak = logits.max(dim=1, keepdim=True).values
-    if not bool(torch.isfinite(peak).all()) and values.shape[0]:
-        raise ValueError("a head without any finite logit")
-    if not values.shape[0]:
-        lse = sink / torch.log(torch.tensor(2.0, dtype=query.dtype))
-        return torch.zeros_like(query), lse if sinks is not None else torch.full_like(sink, -1e30)
-    weights = (logits - peak).exp()
-    total = weights.sum(dim=1)
-    out = (weights[:, :-1] @ values) / total[:, None]
-    return out, (total.log() + peak[:, 0]) / torch.log(torch.tensor(2.0, dtype=query.dtype))
+    logits = scale * torch.einsum("thd,tkd->thk", query, values)
+    logits = logits.masked_fill(~there[:, None, :], float("-inf"))
+    if sinks is None:
+        sinks = torch.full((query.shape[1],), float("-inf"), device=query.device)
+    sink = sinks.to(query.dtype).expand(query.shape[0], -1)
+    peak = torch.maximum(logits.amax(dim=-1), sink)
+    safe = peak.masked_fill(peak == float("-inf"), 0.0)
+    weights = (logits - safe[..., None]).exp()
+    total = weights.sum(dim=-1) + (sink - safe).exp()
+    out = torch.einsum("thk,tkd->thd", weights, values)
+    out = out / total.masked_fill(total == 0, 1.0)[..., None]
+    lse = total.log2() + safe / math.log(2.0)
+    return out, lse.masked_fill(total == 0, -1e30)
 
 
 @dataclass
@@ -145,22 +157,16 @@ class Kernel:
         if main.indices.dtype != torch.int32 or main.lengths.dtype != torch.int32:
             raise RuntimeError("indices and lengths are int32")
         out = torch.empty_like(query) if out is None else out
-        found_lse = torch.empty(rows, heads) if lse is None else lse
-        for row in range(rows):
-            values = [self._values(kv_cache, main, row)]
-            values += [self._values(one.kv_cache, one, row) for one in others]
-            kept = torch.cat(values).to(self.precision)
-            part, log2 = attend(query[row, 0].to(self.precision), kept, sinks, sm_scale)
-            out[row, 0] = part
-            found_lse[row] = log2
+        found_lse = query.new_empty(rows, heads) if lse is None else lse
+        found = [gather(kv_cache, main.indices, main.lengths)]
+        found += [gather(one.kv_cache, one.indices, one.lengths) for one in others]
+        values = torch.cat([one for one, _ in found], dim=1).to(self.precision)
+        there = torch.cat([one for _, one in found], dim=1)
+        exact = query.squeeze(1).to(self.precision)
+        part, log2 = attend(exact, values, there, sinks, sm_scale)
+        out.squeeze(1).copy_(part)
+        found_lse.copy_(log2)
         return (out, found_lse) if return_lse else out
-
-    @staticmethod
-    def _values(cache: torch.Tensor, segment: Any, row: int) -> torch.Tensor:
-        """Return the keys of one row; an index beyond the cache's size fails."""
-        indices = segment.indices.reshape(segment.indices.shape[0], -1)
-        flat = cache.reshape(-1, cache.shape[-1])
-        return flat[indices[row, : int(segment.lengths[row])].long()]
 
 
 def prefill(
@@ -168,7 +174,7 @@ def prefill(
     seed: int,
     *,
     heads: int = 4,
-    size: int = 512,
+    size: int = 64,
     width: int = 512,
     lengths: tuple[int, ...] = (0, 1, 127, 128, 129, 512),
     extras: tuple[int, ...] = (0, 3, 64),

@@ -212,7 +212,7 @@ def test_slices_are_one_softmax(release: str, rows: int, sinks: bool) -> None:
 @pytest.mark.parametrize("extra", [0, 64])
 def test_every_length_by_itself(release: str, length: int, extra: int) -> None:
     """No length hides behind the error of the others."""
-    inputs = prefill(66, length, lengths=(length,), extras=(extra,), heads=2, size=64)
+    inputs = prefill(66, length, lengths=(length,), extras=(extra,), heads=2)
     found = ask_slices(core(release), inputs, Kernel())
     if length + extra == 0:
         assert bool((found == 0).all())
@@ -223,7 +223,7 @@ def test_every_length_by_itself(release: str, length: int, extra: int) -> None:
 @pytest.mark.parametrize("release", SLICED)
 def test_parts_in_bf16_cost_what_bf16_costs(release: str) -> None:
     """The kernel returns BF16 parts: the merge adds no error of its own."""
-    inputs = prefill(90, 5, dtype=torch.bfloat16)
+    inputs = prefill(90, 5, size=HEAD, dtype=torch.bfloat16)
     found = ask_slices(core(release), inputs, Kernel(torch.float32))
     assert found.dtype == torch.bfloat16
     assert distance(found, inputs.softmax()) < BF16
@@ -244,7 +244,7 @@ def test_a_slice_that_outweighs_the_others(release: str, slice_: int) -> None:
 
 def dominated(slice_: int) -> Attention:
     """Return inputs where one slice of the window weighs 2**20 times all others together."""
-    inputs = prefill(70, 8, lengths=(512,), extras=(64,), heads=2, size=64, sinks=False)
+    inputs = prefill(70, 8, lengths=(512,), extras=(64,), heads=2, sinks=False)
     inputs.query = torch.zeros_like(inputs.query)
     inputs.query[..., 0] = 1.0
     strong = torch.zeros(700, dtype=torch.bool)
@@ -323,7 +323,7 @@ def test_what_the_kernel_takes_goes_straight_through(
     release: str, rows: int, width: int, extra: bool
 ) -> None:
     """Up to 64 rows, without a second cache, or with narrow windows: one call, as it was made."""
-    inputs = prefill(max(rows, 1), 3, width=width, lengths=(min(width, 300),), heads=2, size=64)
+    inputs = prefill(max(rows, 1), 3, width=width, lengths=(min(width, 300),), heads=2)
     segments = [Segment(inputs.window.unsqueeze(1), inputs.lengths)]
     if extra:
         segments.append(Segment(inputs.extra.unsqueeze(1), inputs.extra_lengths, inputs.more))
@@ -364,7 +364,7 @@ def test_a_fault_of_the_kernel_is_seen(release: str) -> None:
                 given["out"][7] = float("nan")
             return answer
 
-    inputs = prefill(66, 1, heads=2, size=64)
+    inputs = prefill(66, 1, heads=2)
     found = ask_slices(core(release), inputs, Faulty())
     assert bool(found[7].isnan().all())
     assert not bool(found[[row for row in range(66) if row != 7]].isnan().any())
@@ -374,7 +374,7 @@ def test_a_fault_of_the_kernel_is_seen(release: str) -> None:
 def test_what_cannot_be_sliced_is_refused(release: str) -> None:
     """A width that is no multiple of 128, and anything the call site does not pass."""
     for width in (192, 448):
-        inputs = prefill(66, 1, width=width, lengths=(130,), heads=2, size=64)
+        inputs = prefill(66, 1, width=width, lengths=(130,), heads=2)
         with pytest.raises(ValueError, match="multiple of 128"):
             ask_slices(core(release), inputs, Kernel())
 
@@ -386,7 +386,7 @@ def test_through_flashinfers_own_function(release: str) -> None:
     module = load(wheels.CORE, patched.text(release, wheels.CORE, "wide_swa"))
     kernel = Kernel(torch.float32)
     module.__dict__["_trtllm_batch_decode_sparse_mla_sm120"] = kernel
-    inputs = prefill(70, 2, heads=8, dtype=torch.bfloat16)
+    inputs = prefill(70, 2, heads=8, size=HEAD, dtype=torch.bfloat16)
     buffer = torch.empty(70, 8, 512, dtype=torch.bfloat16)
     answer = module.__dict__["_trtllm_batch_decode_sparse_mla_dsv4_sm120"](
         query=inputs.query,

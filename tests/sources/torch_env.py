@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.sources.wheels import CACHE
 
 TORCH = "torch==2.13.0"
-PACKAGES = ("numpy", "pytest==9.2.0")
+PACKAGES = ("numpy", "pytest==9.2.0", "regex")
 
 
 def python() -> Path:

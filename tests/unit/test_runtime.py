@@ -112,6 +112,16 @@ def test_every_file_is_checked_against_its_record(home: Path) -> None:
     ]
 
 
+def test_a_file_of_two_packages_is_right_as_either_has_it(home: Path) -> None:
+    """The one installed last wins; that is no damage."""
+    site = site_of(home)
+    distribution(site, "one-1.0", {"build_backend.py": b"one"})
+    distribution(site, "two-1.0", {"build_backend.py": b"two"})
+    assert runtime.damaged(site, set(), 2) == []
+    (site / "build_backend.py").write_bytes(b"three")
+    assert [fault.path.name for fault in runtime.damaged(site, set(), 2)] == ["build_backend.py"]
+
+
 def test_compiled_files_are_not_vouched_for(home: Path) -> None:
     """The interpreter writes them anew whenever it likes."""
     site = site_of(home)

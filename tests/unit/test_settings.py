@@ -499,6 +499,25 @@ def test_what_the_build_cannot_see_is_refused_before_it_looks(key: str, value: s
     assert "which the build cannot see" in only_fault(route="stable", **{key: value})
 
 
+@pytest.mark.parametrize("value", ["...", "-", "a..b", "-a.b", "a-.b", "a b", "http://a"])
+def test_a_domain_is_one(value: str) -> None:
+    """What can never match would only look like a limit."""
+    assert "a list of domain names" in only_fault(serve_media_domains=[value])
+    assert s.load({"serve_media_domains": ["img.example.org", "localhost", "10.0.0.1"]})
+
+
+def test_what_cannot_be_listened_on_or_kept_apart_is_refused() -> None:
+    """A group's address; a key in the file that is handed to everybody."""
+    remote = {
+        "serve_api_key": True,
+        "serve_allowed_subnets": ["192.168.1.0/24"],
+        "serve_plain_http": True,
+    }
+    assert "is a multicast address" in only_fault(serve_host="224.0.0.1", **remote)
+    both = {"serve_tls_cert": "/etc/x.pem", "serve_tls_key": "/etc/x.pem"}
+    assert "keep the key in a file of its own" in only_fault(**both)
+
+
 @pytest.mark.parametrize("value", ["previous", "lab-xyz", "../lab-0123456789ab", "lab-0123"])
 def test_a_runtime_to_go_back_to_is_named_by_its_id(value: str) -> None:
     assert only_fault(rollback_to=value).startswith("rollback_to: must be the ID of a runtime")

@@ -137,3 +137,19 @@ def test_progress_is_the_moving_parts_only(capsys: pytest.CaptureFixture[str]) -
     assert state.main(["--progress"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"ok", "schema", "units", "fetch", "build", "phase"}
+
+
+def test_code_that_others_can_change_is_as_good_as_none(tmp_path: Path) -> None:
+    """Root's units run it: what anybody can write to is sent anew."""
+    library = tmp_path / "dsv4-0123"
+    library.mkdir(mode=0o755)
+    (library / "a.py").write_text("a")
+    (library / "a.py").chmod(0o644)
+    (tmp_path / "dsv4").symlink_to(library.name)
+    assert state.is_roots_own(tmp_path / "dsv4")
+    (library / "a.py").chmod(0o666)
+    assert not state.is_roots_own(tmp_path / "dsv4")
+    (library / "a.py").chmod(0o644)
+    library.chmod(0o777)
+    assert not state.is_roots_own(tmp_path / "dsv4")
+    assert not state.is_roots_own(tmp_path / "none")

@@ -176,3 +176,14 @@ def test_what_the_engine_still_runs_from_stays(opt: Path, make: Make) -> None:
     switch.main(["b", "--keep", "9"])
     switch.main(["c", "--keep", "2"])
     assert there(opt) == ["a", "b", "c"]
+
+
+def test_a_directory_in_the_links_place_is_one_line(
+    opt: Path, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither link moves, so that a switch is never half done."""
+    make("a")
+    (opt / "current").mkdir()
+    assert switch.main(["a"]) == 1
+    assert "a directory is in the way, move it elsewhere" in capsys.readouterr().err
+    assert links(opt) == (None, None)

@@ -410,3 +410,12 @@ def test_a_broken_record_is_made_anew(tmp_path: Path, etc: Path, run: Any) -> No
     record = store.read_json(etc / "record.json")
     assert record is not None
     assert list(record["paths"]) == [str(tmp_path / "a")]
+
+
+def test_a_link_does_not_take_the_place_of_a_directory(tmp_path: Path) -> None:
+    """What is in it is somebody's: one line that names it, and nothing was moved."""
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current/mine").touch()
+    with pytest.raises(OSError, match="a directory is in the way, move it elsewhere"):
+        tree.link_to(tmp_path / "current", "runtimes/a")
+    assert [path.name for path in tmp_path.iterdir()] == ["current"]

@@ -48,7 +48,7 @@ DISTRIBUTION: Final = "dsv4_exllamav3_ext"
 
 CHECK: Final = f"import torch, {MODULE}; {MODULE}.exl3_moe"
 """The extension needs the libraries that importing torch loads."""
-CHECK_TIMEOUT_S: Final = 600
+ASK_TIMEOUT_S: Final = 600
 
 SUFFIXES: Final = (".c", ".cpp", ".cu")
 FIRST: Final = "bindings.cpp"
@@ -233,7 +233,7 @@ def ask(command: Sequence[str], environment: Mapping[str, str], remedy: str) -> 
             capture_output=True,
             text=True,
             check=False,
-            timeout=CHECK_TIMEOUT_S,
+            timeout=ASK_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ExtensionError(f"{command[0]}: does not answer ({error}); {remedy}") from error
@@ -382,7 +382,7 @@ ERRORS: Final = (
     re.compile(r"^\S.*:\d+(?::\d+)?: (?:fatal )?error:"),
     re.compile(r"^\S.*\(\d+\): (?:catastrophic )?error\b"),
     re.compile(
-        r"^\S*(?:cc1plus|g\+\+|gcc|nvcc|ptxas|cicc|cudafe\+\+|nvlink)\b.*\b(?:error|fatal)\b"
+        r"^\S*(?:cc1plus|g\+\+|gcc|nvcc|ptxas|cicc|cudafe\+\+|nvlink)[ :].*\b(?:error|fatal)\b"
     ),
     re.compile(r"No space left on device|undefined reference to|cannot find -l|Killed"),
     re.compile(r"internal compiler error|file not recognized|MemoryError|Cannot allocate memory"),
@@ -491,10 +491,9 @@ def compile_all(
     objects.mkdir(parents=True, exist_ok=True)
     places = {one: objects / f"{one.key}.o" for one in jobs}
     missing = [one for one in jobs if not places[one].is_file()]
-    kept = len(jobs) - len(missing)
-    if kept:
-        say(f"compile {MODULE}: {kept} of {len(jobs)} are there from an earlier run")
-    done = kept
+    done = len(jobs) - len(missing)
+    if done:
+        say(f"compile {MODULE}: {done} of {len(jobs)} are there from an earlier run")
 
     def compile_one(one: Job) -> None:
         nonlocal done
@@ -513,13 +512,11 @@ def compile_all(
         try:
             futures = [pool.submit(compile_one, one) for one in missing]
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [error for one in finished if (error := one.exception()) is not None]
+            for one in finished:
+                one.result()
         except BaseException:
             compiler.stop()
             raise
-        if failed:
-            compiler.stop()
-            raise failed[0]
     store.sync_directory(objects)
     return [places[one] for one in jobs]
 
@@ -602,15 +599,24 @@ def kept(wheel: Path, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def only_one(wheels: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Let one build at a time into a directory; the lock goes with the process."""
+def alone(wheels: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    """Let one build at a time into a directory; yields a place for sources, gone afterwards.
+
+    The lock goes with the process that holds it, so that a killed one is in nobody's way.
+    """
+    wheels.mkdir(parents=True, exist_ok=True)
     with (wheels / f".{MODULE}.lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"wait for another build of {MODULE}, which is under way")
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        place = wheels / f".{MODULE}.new"
+        shutil.rmtree(place, ignore_errors=True)
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def build(
@@ -629,93 +635,90 @@ def build(
     `environment` names (CUDA_HOME, CXX, PATH), for the GPUs in TORCH_CUDA_ARCH_LIST. The wheel lies
     in `wheels` with a note of the same name, which ends in .json and says what it was made of.
     """
-    wheels.mkdir(parents=True, exist_ok=True)
-    with only_one(wheels, say):
-        fresh = wheels / f".{MODULE}.new"
-        shutil.rmtree(fresh, ignore_errors=True)
-        try:
-            return _build(source, source_sha256, python, wheels, fresh, environment, jobs, log, say)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+    with alone(wheels, say) as fresh:
+        unpacked = unpack(source, source_sha256, fresh)
+        patched = patch(fresh)
+        target = target_of(python, environment)
+        name = key(
+            source_sha256,
+            patched["sha256"],
+            target.torch_version,
+            environment.get("TORCH_CUDA_ARCH_LIST", ""),
+            target.tag,
+            target.platform,
+        )
+        wheel = wheels / wheel_name(unpacked.version, name, target)
+        if kept(wheel, name):
+            say(f"take {wheel.name}, compiled before from the same sources")
+            return wheel
+        tools = tools_of(environment)
+        work = wheels / f".{MODULE}.{name}"
+        work.mkdir(exist_ok=True)
+        for place in ("sources", "out", "tmp"):
+            shutil.rmtree(work / place, ignore_errors=True)
+        for place in ("out", "tmp"):
+            (work / place).mkdir()
+        fresh.rename(work / "sources")
+        module = work / "out" / f"{MODULE}{target.suffix}"
+        begun = time.monotonic()
+        count = compile_module(module, work, target, tools, python, environment, jobs, log, say)
+        pack(wheel, module.read_bytes(), unpacked.licence, target)
+        store.write_json(
+            wheel.with_suffix(".json"),
+            {
+                "key": name,
+                "wheel": wheel.name,
+                "sha256": store.sha256_file(wheel),
+                "source": {
+                    "name": source.name,
+                    "version": unpacked.version,
+                    "sha256": source_sha256,
+                    "files": count,
+                },
+                "patch": patched,
+                "torch": target.torch_version,
+                "arch_list": environment["TORCH_CUDA_ARCH_LIST"],
+                "python": target.tag,
+                "platform": target.platform,
+                "compilers": tools.versions,
+                "flags": {"common": COMMON, "cxx": CXX, "nvcc": NVCC, "link": LINK},
+                "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "seconds": round(time.monotonic() - begun),
+                "jobs": jobs,
+            },
+        )
+        for left in wheels.glob(f".{MODULE}.*"):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+        return wheel
 
 
-def _build(
-    source: Path,
-    source_sha256: str,
+def compile_module(
+    module: Path,
+    work: Path,
+    target: Target,
+    tools: Tools,
     python: Path,
-    wheels: Path,
-    fresh: Path,
     environment: Mapping[str, str],
-    jobs: int,
+    workers: int,
     log: Path,
     say: Callable[[str], None],
-) -> Path:
-    """Do what `build` says, alone in the directory."""
-    unpacked = unpack(source, source_sha256, fresh)
-    patched = patch(fresh)
-    target = target_of(python, environment)
-    arch_list = environment.get("TORCH_CUDA_ARCH_LIST", "")
-    name = key(
-        source_sha256,
-        patched["sha256"],
-        target.torch_version,
-        arch_list,
-        target.tag,
-        target.platform,
-    )
-    wheel = wheels / wheel_name(unpacked.version, name, target)
-    if kept(wheel, name):
-        say(f"take {wheel.name}, compiled before from the same sources")
-        return wheel
-    tools = tools_of(environment)
-    work = wheels / f".{MODULE}.{name}"
-    sources = work / "sources"
-    for place in (sources, work / "tmp", work / "out"):
-        shutil.rmtree(place, ignore_errors=True)
-    work.mkdir(exist_ok=True)
-    fresh.rename(sources)
-    folder = sources / FOLDER
+) -> int:
+    """Make the module of the sources in `work` and prove that it loads; return their number."""
+    folder = work / "sources" / FOLDER
     digest = digest_of(hashes_of(folder))
-    plan = [job(one, digest, target, tools) for one in sources_of(folder)]
-    module = work / "out" / f"{MODULE}{target.suffix}"
-    for place in (work / "tmp", module.parent):
-        place.mkdir()
-    begun = time.monotonic()
+    jobs = [job(source, digest, target, tools) for source in sources_of(folder)]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as handle:
-        # What a killed compiler leaves half done goes with the rest
+        # What a killed compiler leaves half done is swept away with the place
         compiler = Compiler({**environment, "TMPDIR": str(work / "tmp")}, handle, log)
-        objects = compile_all(plan, folder, work / "objects", jobs, compiler, say)
+        objects = compile_all(jobs, folder, work / "objects", workers, compiler, say)
         say(f"link {MODULE}")
         compiler.run(link_command(objects, target, tools, module), "link", folder)
         say(f"import {MODULE}")
         program = f"import sys; sys.path.insert(0, {str(module.parent)!r}); {CHECK}"
         compiler.run([str(python), "-I", "-c", program], CHECK, folder)
-    pack(wheel, module.read_bytes(), unpacked.licence, target)
-    store.write_json(
-        wheel.with_suffix(".json"),
-        {
-            "key": name,
-            "wheel": wheel.name,
-            "sha256": store.sha256_file(wheel),
-            "source": {"name": source.name, "version": unpacked.version, "sha256": source_sha256},
-            "patch": patched,
-            "sources": len(plan),
-            "torch": target.torch_version,
-            "arch_list": arch_list,
-            "python": target.tag,
-            "platform": target.platform,
-            "compilers": tools.versions,
-            "flags": {"common": COMMON, "cxx": CXX, "nvcc": NVCC, "link": LINK},
-            "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "seconds": round(time.monotonic() - begun),
-            "jobs": jobs,
-        },
-    )
-    for left in wheels.glob(f".{MODULE}.*"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-    return wheel
+    return len(jobs)
 
 
 def main(argv: list[str]) -> int:

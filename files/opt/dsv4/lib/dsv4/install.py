@@ -108,6 +108,8 @@ def locked_command(
     """
     command = [*UV, "pip", "sync", "--require-hashes"]
     command += ["--link-mode", "copy", "--no-progress"]
+    # A lock has the hashes of sources too; nothing is compiled that a wheel was meant for
+    command += ["--only-binary", ":all:"]
     command += [] if spec.get("compile_only") else ["--compile-bytecode"]
     command += ["--python", str(home / "bin/python")]
     mirror = spec.get("wheel_mirror")

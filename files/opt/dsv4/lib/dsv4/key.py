@@ -6,6 +6,7 @@ credential, and the owner reads it on the machine with `sudo dsv4 key`.
 
 import argparse
 import json
+import os
 import secrets
 import sys
 
@@ -21,6 +22,12 @@ def create() -> None:
     store.write_bytes(layout.API_KEY, secrets.token_urlsafe(BYTES).encode() + b"\n", 0o600)
 
 
+def is_private() -> bool:
+    """Say whether there is a key that only root can read."""
+    found = tree.describe(layout.API_KEY)
+    return (found["kind"], found.get("owner"), found.get("mode")) == ("file", "root", "600")
+
+
 def main(argv: list[str]) -> int:
     """Show the key, or make one."""
     parser = argparse.ArgumentParser(prog="dsv4 key", description=__doc__)
@@ -32,6 +39,9 @@ def main(argv: list[str]) -> int:
     try:
         if options.rotate or (options.create and not layout.API_KEY.exists()):
             create()
+        if options.create:
+            os.chown(layout.API_KEY, 0, 0)
+            layout.API_KEY.chmod(0o600)
         if options.rotate or options.create:
             return 0
         key = layout.API_KEY.read_text().strip()

@@ -184,7 +184,7 @@ def port_fault(config: guard.Guard) -> str | None:
             who = ", ".join(holders) or "no process that can be named"
             return (
                 f"{config.host}:{config.port} is not free: {who} listens there; stop it, or set"
-                " another service_port"
+                " another serve_port"
             )
         time.sleep(0.2)
     return None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from dsv4 import layout, store
+from dsv4 import layout, store, tree
 from dsv4.pack_verify import (
     INDEX,
     SUFFIX,
@@ -445,11 +445,7 @@ def serve(views: Path, view: View) -> bool:
         if is_current(views, view):
             return False
         build(views, view)
-        link = views / f".{layout.VIEW_CURRENT.name}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(view.identity)
-        link.replace(views / layout.VIEW_CURRENT.name)
-        store.sync_directory(views)
+        tree.link_to(views / layout.VIEW_CURRENT.name, view.identity)
         for stale in views.glob(".old-*"):
             shutil.rmtree(stale, ignore_errors=True)
     return True

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,18 +103,22 @@ def versions(site: Path) -> dict[str, str]:
     return {name: version for name, _, version in (pair.rpartition("-") for pair in pairs)}
 
 
-def recorded(site: Path) -> Iterator[tuple[Path, str]]:
-    """Yield every file a RECORD vouches for, with its SHA-256 (urlsafe base64, no padding).
+def recorded(site: Path) -> dict[Path, set[str]]:
+    """Return every file a RECORD vouches for, with its SHA-256 (urlsafe base64, no padding).
 
-    Compiled bytecode is left out: some wheels carry theirs, and the install compiled it anew.
+    Two distributions can bring a file of the same name, and the one installed last has it: then
+    either is right (`build_backend.py` of flashinfer-python and torch-c-dlpack-ext). Compiled
+    bytecode is left out: some wheels carry theirs, and the install compiled it anew.
     """
+    found: dict[Path, set[str]] = {}
     for record in sorted(site.glob("*.dist-info/RECORD")):
         with record.open(newline="") as handle:
             for row in csv.reader(handle):
                 if len(row) < 2 or row[0].endswith(".pyc"):
                     continue
                 if row[1].startswith("sha256="):
-                    yield site / row[0], row[1].removeprefix("sha256=")
+                    found.setdefault(site / row[0], set()).add(row[1].removeprefix("sha256="))
+    return found
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class Fault:
 def damaged(site: Path, patched: set[Path], workers: int) -> list[Fault]:
     """Return the files that are not what their RECORD says; patched ones are known to differ."""
 
-    def check(pair: tuple[Path, str]) -> Fault | None:
+    def check(pair: tuple[Path, set[str]]) -> Fault | None:
         path, expected = pair
         if path in patched:
             return None
@@ -142,10 +145,10 @@ def damaged(site: Path, patched: set[Path], workers: int) -> list[Fault]:
         except OSError:
             return Fault(path, "is missing")
         found = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-        return None if found == expected else Fault(path, "differs from its RECORD")
+        return None if found in expected else Fault(path, "differs from its RECORD")
 
     with ThreadPoolExecutor(workers) as pool:
-        return [fault for fault in pool.map(check, recorded(site)) if fault]
+        return [fault for fault in pool.map(check, recorded(site).items()) if fault]
 
 
 def drift(home: Path, manifest: dict[str, Any]) -> list[str]:

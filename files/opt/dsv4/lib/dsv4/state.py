@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from dsv4 import (
     accounts,
     apt,
     fingerprint,
+    key,
     layout,
     lock,
     machine,
@@ -60,6 +62,17 @@ def parse_units(text: str) -> dict[str, dict[str, str]]:
         if name := values.get("Id"):
             found[name] = {ours: values.get(theirs, "") for theirs, ours in UNIT_FIELDS.items()}
     return found
+
+
+def is_roots_own(library: Path) -> bool:
+    """Say whether our code is there and nobody but root can change it: root's units run it."""
+    if not library.is_dir():
+        return False
+    for path in (library.resolve(), *library.resolve().rglob("*.py")):
+        found = path.stat()
+        if found.st_uid not in {0, os.geteuid()} or found.st_mode & 0o022:
+            return False
+    return True
 
 
 def units(names: Iterable[str] = layout.UNITS) -> dict[str, dict[str, str]]:
@@ -121,7 +134,7 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
     library = layout.LIB / "dsv4"
     return {
         "machine": machine.describe(options.port, options.path, options.cuda_home),
-        "library": library_hash(library) if library.is_dir() else None,
+        "library": library_hash(library) if is_roots_own(library) else None,
         "tools": tools.current(),
         "accounts": {user: accounts.groups_of(user) for user in users if accounts.exists(user)},
         "groups": accounts.present(["video", "render"]),
@@ -139,7 +152,7 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
         "lock": lock.read_holder(),
         "receipt": last_receipt(),
         "hub_token": layout.HUB_TOKEN.exists(),
-        "api_key": layout.API_KEY.exists(),
+        "api_key": key.is_private(),
     }
 
 

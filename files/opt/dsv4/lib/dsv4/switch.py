@@ -23,11 +23,16 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"dsv4 switch: runtime {options.id} is not complete: {why}\n")
         return 1
     before = runtime.link_target(layout.CURRENT)
-    if before != options.id:
-        if before is not None:
-            tree.link_to(layout.PREVIOUS, f"runtimes/{before}")
-        tree.link_to(layout.CURRENT, f"runtimes/{options.id}")
-    clear(options.keep)
+    try:
+        if before != options.id:
+            tree.refuse_directory(layout.CURRENT)  # before anything moves
+            if before is not None:
+                tree.link_to(layout.PREVIOUS, f"runtimes/{before}")
+            tree.link_to(layout.CURRENT, f"runtimes/{options.id}")
+        clear(options.keep)
+    except OSError as error:
+        sys.stderr.write(f"dsv4 switch: {error}; then run the deploy again\n")
+        return 1
     return 0
 
 

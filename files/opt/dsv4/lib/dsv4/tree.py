@@ -118,7 +118,7 @@ def put(entry: Entry) -> bool:
     elif entry.kind == "file":
         _file(entry, uid, gid)
     else:
-        _link(entry)
+        link_to(entry.path, entry.target)
     return True
 
 
@@ -141,8 +141,7 @@ def _directory(entry: Entry, uid: int, gid: int) -> None:
 
 
 def _file(entry: Entry, uid: int, gid: int) -> None:
-    if entry.path.is_dir() and not entry.path.is_symlink():
-        raise OSError(errno.EISDIR, "a directory is in the way", str(entry.path))
+    refuse_directory(entry.path)
     entry.path.parent.mkdir(parents=True, exist_ok=True)  # of a package that is not installed
     temporary = entry.path.with_name(f".{entry.path.name}.dsv4-new")
     temporary.unlink(missing_ok=True)
@@ -161,14 +160,15 @@ def _file(entry: Entry, uid: int, gid: int) -> None:
     store.sync_directory(entry.path.parent)
 
 
-def _link(entry: Entry) -> None:
-    if entry.path.is_dir() and not entry.path.is_symlink():
-        raise OSError(errno.EISDIR, "a directory is in the way", str(entry.path))
-    link_to(entry.path, entry.target)
+def refuse_directory(path: Path) -> None:
+    """Refuse to put a file or a link where somebody has a directory: what is in it is not ours."""
+    if path.is_dir() and not path.is_symlink():
+        raise OSError(errno.EISDIR, "a directory is in the way, move it elsewhere", str(path))
 
 
 def link_to(path: Path, target: str) -> None:
     """Point `path` at `target` by rename, so that it never is without one."""
+    refuse_directory(path)
     temporary = path.with_name(f".{path.name}.dsv4-new")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)

@@ -19,7 +19,7 @@ import os
 import shutil
 import stat
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -34,6 +34,8 @@ RECORD: Final = "record.json"
 JOURNAL: Final = "journal.json"
 BEFORE: Final = "before"
 STAGED: Final = "staged"
+BACK: Final = "back"
+"""Like staged, for taking back what could not be finished."""
 
 BOM: Final = b"\xef\xbb\xbf"
 
@@ -173,8 +175,9 @@ def apply(root: Path, patches: Sequence[Patch]) -> Report:
         if wrong := [*report.trouble, *drifted]:
             raise PatchError(f"{home}: nothing was changed: {'; '.join(wrong)}", report)
         plan.check()
-        if changes := plan.changes():
-            _commit(home, "apply", changes, plan.record())
+        changes, record = plan.changes(), plan.record()
+        if changes or record != plan.recorded:
+            _commit(home, "apply", changes, record, plan.recorded)
         settled = _plan(home, patches).report()
         return Report(
             root=home,
@@ -193,18 +196,18 @@ def revert(root: Path) -> Report:
         changes, trouble = [], []
         for path, entry in record.items():
             found = _read(home, path)
-            if found.sha256 == entry.before:
+            if not found.why and found.sha256 == entry.before:
                 continue
             if found.why or found.sha256 != entry.after:
-                trouble.append(found.why or _changed_since(path, entry, found))
+                trouble.append(_changed_since(path, entry, found))
                 continue
             data = None if entry.before is None else _kept(home, path, entry.before)
             changes.append(_Change(path, found, data, entry.mode, entry.owner))
         if trouble:
             raise PatchError(f"{home}: nothing was changed: {'; '.join(trouble)}")
-        if changes:
-            _commit(home, "revert", changes, {})
-        _forget(home)
+        if record:
+            _commit(home, "revert", changes, {}, record)
+        _clean(home)
         files = {path: {"before": e.before, "after": e.before} for path, e in record.items()}
         written = tuple(sorted({*finished, *(change.path for change in changes)}))
         return Report(root=home, files=files, written=written)
@@ -275,11 +278,10 @@ def _read(home: Path, path: str) -> _Found:
                 " in its place"
             )
     try:
-        with place.open("rb") as handle:
-            info = os.fstat(handle.fileno())
-            if not stat.S_ISREG(info.st_mode):
-                return _Found(why=f"{path}: is no regular file; reinstall its package")
-            data = handle.read()
+        info = place.stat()
+        if not stat.S_ISREG(info.st_mode):
+            return _Found(why=f"{path}: is no regular file; reinstall its package")
+        data = place.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return _Found()
     except OSError as error:
@@ -408,7 +410,7 @@ class _Plan:
         the first. A text that still holds one of them was edited, and what `revert` would have to
         restore is unknown.
         """
-        if found.sha256 in {entry.before, entry.after}:
+        if not found.why and found.sha256 in {entry.before, entry.after}:
             return False
         target = self.targets.get(path)
         if target is None or not set(entry.patches) <= target.outcomes.keys():
@@ -455,15 +457,19 @@ class _Plan:
     def record(self) -> dict[str, _Entry]:
         """Return what the record will say once the changes are made."""
         record = dict(self.recorded)
+        for path, entry, found in self._looked_at():
+            if found.sha256 not in {entry.before, entry.after}:
+                # Another version came since: what was kept of the one before is of no use
+                del record[path]
         for path, target in self.targets.items():
             if not target.changed:
                 continue
-            entry, found = target.entry, target.found
+            known, found = record.get(path), target.found
             ours = {Verdict.APPLIES, Verdict.APPLIED}
             names = [name for name, one in target.outcomes.items() if one.verdict in ours]
-            if entry is not None and entry.after == found.sha256:
-                before, mode, owner = entry.before, entry.mode, entry.owner
-                names = [*entry.patches, *(name for name in names if name not in entry.patches)]
+            if known is not None and known.after == found.sha256:
+                before, mode, owner = known.before, known.mode, known.owner
+                names = [*known.patches, *(name for name in names if name not in known.patches)]
             else:
                 before, mode, owner = found.sha256, found.mode, found.owner
             after = None if target.data is None else store.sha256_bytes(target.data)
@@ -528,10 +534,12 @@ def _target(home: Path, path: str, entry: _Entry | None) -> _Target:
 
 def _changed_since(path: str, entry: _Entry, found: _Found) -> str:
     """Return the sentence about a file that is neither as it was nor as we left it."""
-    now = found.why or f"sha256 {found.sha256}" if found.data is not None else "it is gone"
+    if found.why:
+        return found.why
+    now = "it is gone" if found.data is None else f"now {found.sha256}"
     return (
         f"{path}: was changed after {', '.join(entry.patches)} (left with sha256 {entry.after},"
-        f" now {now}); reinstall its package, or build the runtime anew"
+        f" {now}); reinstall its package and apply the same patches again"
     )
 
 
@@ -613,59 +621,116 @@ def _locked(root: Path, *, shared: bool = False) -> Iterator[Path]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield home
+    except OSError as error:
+        raise PatchError(f"{home}: {error}; make room or rights and run again") from error
     finally:
         os.close(descriptor)
 
 
 def _commit(
-    home: Path, action: str, changes: Sequence[_Change], record: Mapping[str, _Entry]
+    home: Path,
+    action: str,
+    changes: Sequence[_Change],
+    record: Mapping[str, _Entry],
+    recorded: Mapping[str, _Entry],
 ) -> None:
-    """Write all changes, or none.
+    """Write all changes and the new record, or none.
 
     Up to the journal nothing outside the engine's own directory is touched, so a full disk or a
     missing right shows while it still costs nothing.
     """
-    kept = home / KEPT
+    journal = home / KEPT / JOURNAL
     try:
-        try:
-            _stage(home, changes)
-        except PatchError:
-            _clean(home)
-            raise
-        steps = [
-            {
-                "path": change.path,
-                "before": change.found.sha256,
-                "after": change.sha256,
-                "staged": None if change.data is None else str(number),
-            }
-            for number, change in enumerate(changes)
-        ]
-        journal = {"action": action, "steps": steps, "record": _as_json(record)}
-        store.write_json(kept / JOURNAL, journal)
-    except OSError as error:
+        _prepare(home, action, changes, record, STAGED)
+    except (OSError, PatchError) as error:
+        with contextlib.suppress(OSError):
+            journal.unlink(missing_ok=True)
         _clean(home)
+        if isinstance(error, PatchError):
+            raise
         raise PatchError(
-            f"{home}: nothing was changed: {error.filename or kept} cannot be written"
+            f"{home}: nothing was changed: {error.filename or home / KEPT} cannot be written"
             f" ({error.strerror})"
         ) from error
-    done: list[_Change] = []
+    begun: list[_Change] = []
     try:
         for number, change in enumerate(changes):
-            _place(home, change.path, None if change.data is None else kept / STAGED / str(number))
-            done.append(change)
+            begun.append(change)
+            _place(home, change.path, _staged(home, change, STAGED, number))
     except OSError as error:
-        _undo(home, done, error)
-    _conclude(home, action, record)
+        _undo(home, begun, recorded, error)
+    try:
+        _conclude(home, record)
+    except OSError as error:
+        raise PatchError(
+            f"{home}: every file is written, but the record is not ({error}); make room or rights,"
+            " then run `dsv4 patches apply` again"
+        ) from error
 
 
-def _stage(home: Path, changes: Sequence[_Change]) -> None:
-    """Put the new bytes and the old ones on disk, under the engine's own directory."""
+def _undo(
+    home: Path, begun: Sequence[_Change], recorded: Mapping[str, _Entry], error: OSError
+) -> None:
+    """Take back what was placed before a rename failed, and raise `PatchError`.
+
+    It is a change like any other, with a journal of its own, which replaces the first: a kill in
+    the middle leaves it to be finished backwards instead of forwards.
+    """
+    words = f"{error.filename2 or error.filename or home} cannot be replaced ({error.strerror})"
+    try:
+        back = []
+        for change in begun:
+            now, old = _read(home, change.path), change.found
+            if now.why or now.sha256 != old.sha256:
+                back.append(_Change(change.path, now, old.data, old.mode, old.owner))
+        _prepare(home, "undo", back, recorded, BACK)
+        for number, change in enumerate(back):
+            _place(home, change.path, _staged(home, change, BACK, number))
+        _conclude(home, recorded)
+    except (OSError, PatchError) as second:
+        raise PatchError(
+            f"{home}: {words}, and taking back the others failed too ({second}); every file is old"
+            " or new as a whole: make room or rights, then run `dsv4 patches apply` again"
+        ) from error
+    raise PatchError(f"{home}: nothing was changed: {words}") from error
+
+
+def _staged(home: Path, change: _Change, folder: str, number: int) -> Path | None:
+    """Return where a change's bytes were put; None when the file is to be removed."""
+    return None if change.data is None else home / KEPT / folder / str(number)
+
+
+def _prepare(
+    home: Path,
+    action: str,
+    changes: Sequence[_Change],
+    record: Mapping[str, _Entry],
+    folder: str,
+) -> None:
+    """Put on disk all that is needed to finish, and the journal that says so."""
+    _stage(home, changes, {entry.before for entry in record.values()}, folder)
+    steps = [
+        {
+            "path": change.path,
+            "before": change.found.sha256,
+            "after": change.sha256,
+            "staged": None if change.data is None else f"{folder}/{number}",
+        }
+        for number, change in enumerate(changes)
+    ]
+    journal = {"action": action, "steps": steps, "record": _as_json(record)}
+    store.write_json(home / KEPT / JOURNAL, journal)
+
+
+def _stage(
+    home: Path, changes: Sequence[_Change], kept_for: Container[str | None], folder: str
+) -> None:
+    """Put the new bytes, and those of before that the record needs, in the engine's directory."""
     kept = home / KEPT
     if kept.is_symlink():
         raise PatchError(f"{kept}: is a symbolic link; remove it and run again")
-    shutil.rmtree(kept / STAGED, ignore_errors=True)
-    for directory in (kept, kept / BEFORE, kept / STAGED):
+    shutil.rmtree(kept / folder, ignore_errors=True)
+    for directory in (kept, kept / BEFORE, kept / folder):
         directory.mkdir(exist_ok=True)
         directory.chmod(0o755)
     for number, change in enumerate(changes):
@@ -682,11 +747,10 @@ def _stage(home: Path, changes: Sequence[_Change]) -> None:
                 f"{change.path}: nothing was changed: its directory cannot be written by this"
                 " user; run as the runtime's owner"
             )
-        if change.found.data is not None:
-            before = kept / BEFORE / store.sha256_bytes(change.found.data)
-            store.write_bytes(before, change.found.data)
+        if change.found.data is not None and change.found.sha256 in kept_for:
+            store.write_bytes(kept / BEFORE / str(change.found.sha256), change.found.data)
         if change.data is not None:
-            staged = kept / STAGED / str(number)
+            staged = kept / folder / str(number)
             store.write_bytes(staged, change.data, change.mode)
             if change.owner not in {None, (staged.stat().st_uid, staged.stat().st_gid)}:
                 # Only root may give files away; for anyone else the copy is theirs, as it must be
@@ -718,44 +782,16 @@ def _drop_bytecode(target: Path) -> None:
             stale.unlink(missing_ok=True)
 
 
-def _undo(home: Path, done: Sequence[_Change], error: OSError) -> None:
-    """Take back what was placed before a rename failed, and raise `PatchError`."""
-    words = f"{error.filename2 or error.filename} cannot be replaced ({error.strerror})"
-    try:
-        for change in done:
-            if change.found.data is None:
-                _place(home, change.path, None)
-                continue
-            staged = home / KEPT / STAGED / "undo"
-            store.write_bytes(staged, change.found.data, change.found.mode)
-            if change.found.owner is not None:
-                with contextlib.suppress(PermissionError):
-                    os.chown(staged, *change.found.owner)
-                    staged.chmod(change.found.mode)
-            _place(home, change.path, staged)
-        (home / KEPT / JOURNAL).unlink()
-        _clean(home)
-    except OSError as second:
-        raise PatchError(
-            f"{home}: {words}, and taking back the others failed too ({second}); every file is old"
-            " or new as a whole: make room or rights, then run `dsv4 patches apply` again"
-        ) from error
-    raise PatchError(f"{home}: nothing was changed: {words}") from error
-
-
-def _conclude(home: Path, action: str, record: Mapping[str, _Entry]) -> None:
+def _conclude(home: Path, record: Mapping[str, _Entry]) -> None:
     """Write down what is now so; the journal goes last."""
     kept = home / KEPT
-    if action == "apply":
+    if record:
         store.write_json(kept / RECORD, {"files": _as_json(record)})
     else:
         (kept / RECORD).unlink(missing_ok=True)
     (kept / JOURNAL).unlink(missing_ok=True)
     store.sync_directory(kept)
-    if action == "apply":
-        _clean(home)
-    else:
-        _forget(home)
+    _clean(home)
 
 
 def _finish(home: Path) -> list[str]:
@@ -773,7 +809,7 @@ def _finish(home: Path) -> list[str]:
     todo, trouble = [], []
     for step in steps:
         found = _read(home, step["path"])
-        staged = None if step["staged"] is None else home / KEPT / STAGED / step["staged"]
+        staged = None if step["staged"] is None else home / KEPT / step["staged"]
         if not found.why and found.sha256 == step["after"]:
             todo.append((step["path"], None, True))
         elif found.why or found.sha256 != step["before"]:
@@ -799,7 +835,7 @@ def _finish(home: Path) -> list[str]:
             else:
                 _place(home, name, staged)
                 written.append(name)
-        _conclude(home, action, record)
+        _conclude(home, record)
     except OSError as error:
         raise PatchError(
             f"{home}: an earlier {action} was cut off and cannot be finished ({error}); make room"
@@ -818,14 +854,17 @@ def _is(path: Path, sha256: str) -> bool:
 
 def _clean(home: Path) -> None:
     """Remove what no later call needs: what was staged or half-written, and the directory when it
-    holds no record."""
+    holds no record. With a journal there, all of it is needed."""
     kept = home / KEPT
-    shutil.rmtree(kept / STAGED, ignore_errors=True)
-    for left in kept.glob(f".{JOURNAL}.*"), kept.glob(f".{RECORD}.*"):
-        for path in left:
-            path.unlink(missing_ok=True)
-    if kept.is_dir() and not (kept / RECORD).exists() and not (kept / JOURNAL).exists():
+    if not kept.is_dir() or (kept / JOURNAL).exists():
+        return
+    if not (kept / RECORD).exists():
         _forget(home)
+        return
+    for folder in (STAGED, BACK):
+        shutil.rmtree(kept / folder, ignore_errors=True)
+    for left in (*kept.glob(f".{JOURNAL}.*"), *kept.glob(f".{RECORD}.*")):
+        left.unlink(missing_ok=True)
 
 
 def _forget(home: Path) -> None:
