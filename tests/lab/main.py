@@ -87,7 +87,7 @@ def ask(name: str) -> None:
         f"\n{SMOKE.prompt}{answer}\n\n"
         f"ask again:  curl -s {base}/v1/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(question))}\n"
-        f"look in:    {front} ssh{target}\n"
+        f"look in:    {front} ssh{target}   (as the user {places.USER}, who has sudo)\n"
         f"stop:       {front} down{target}\n"
         f"delete:     {front} destroy{target}",
         flush=True,
