@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
 import zipfile
 from collections.abc import Mapping
@@ -36,6 +37,9 @@ X86 = "x86_64-manylinux_2_28"
 ARM = "aarch64-manylinux_2_28"
 
 CUDA = "nvidia/cu13/"
+
+KEEP_S = 14 * 86400
+"""How long a result is kept that no run asks for: each change of the patch makes new ones."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,7 @@ def python_headers(into: Path) -> None:
 
 @functools.cache
 def toolkit() -> Path:
-    """Return a directory with `nvidia/cu13`, which is a toolkit, and headers of torch and Python."""
+    """Return a directory with `nvidia/cu13`, a toolkit, and headers of torch and Python."""
     if platform.machine() != "x86_64":
         raise RuntimeError(f"the compilers of this layer are for x86_64, not {platform.machine()}")
     made_of = [tree.digest for tree in TREES] + [sys.version, sysconfig.get_path("include")]
@@ -219,7 +223,7 @@ def toolkit() -> Path:
                 shutil.rmtree(old)
             half = CACHE / f".aarch64-{name}"
             shutil.rmtree(half, ignore_errors=True)
-            with ThreadPoolExecutor(4) as pool:
+            with ThreadPoolExecutor(len(TREES)) as pool:
                 list(pool.map(lambda tree: fetch(tree, half), TREES))
             # Wheels have no links, and the linker looks for the name without a version
             (half / CUDA / "lib/libcudart.so").symlink_to("libcudart.so.13")
@@ -312,9 +316,14 @@ def compile_sources(folder: Path, sources: list[str]) -> Mapping[str, Compiled]:
                 half.replace(made)
             wheels._keep(note, json.dumps([done.returncode, done.stdout + done.stderr]).encode())
         status, output = json.loads(note.read_text())
-        os.utime(note)
+        for path in (note, made):
+            if path.exists():
+                os.utime(path)
         return Compiled(status, output, made)
 
+    for old in kept.iterdir():
+        if time.time() - old.stat().st_mtime > KEEP_S:
+            old.unlink()
     jobs = extension.jobs_for(os.cpu_count() or 1, memory.read_meminfo().available)
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip(sources, pool.map(compile_one, sources), strict=True))

@@ -61,7 +61,7 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "0.30.0": ("stream_load", "wide_swa"),
     "0.33.0": (),
 }
-"""What each release needs; the nightly, between 0.28.0 and 0.30.0, needs o_proj_bf16 with the last."""
+"""What each release needs; the nightly, before 0.30.0, needs o_proj_bf16 with what that needs."""
 
 CHANGED: Mapping[str, set[str]] = {
     "0.28.0": {wheels.O_PROJ, wheels.MODEL, wheels.DRAFT},
@@ -108,7 +108,7 @@ def test_the_table_is_whole() -> None:
 
 @pytest.mark.parametrize(("name", "release"), EVERY)
 def test_verdict(name: str, release: str, site: Path) -> None:
-    """Each patch says of each release what the table says, with a reason where it does not apply."""
+    """Each patch says of each release what the table says, and why where it does not apply."""
     report = engine.status(site, [PATCHES[name]])
     found = report.patches[name]
     assert str(found.verdict) == TABLE[name][release], found.why

@@ -371,6 +371,23 @@ def test_a_fault_of_the_kernel_is_seen(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", SLICED)
+def test_rows_without_a_key_take_nothing_from_a_slice(release: str) -> None:
+    """Most rows have none in most slices; what the kernel leaves in their place is nobody's."""
+
+    class Careless(Kernel):
+        def __call__(self, **given: Any) -> Any:
+            answer = super().__call__(**given)
+            if given["return_lse"]:
+                keys = sum(one.lengths.reshape(-1) for one in given["sparse_mla_segments"])
+                given["out"][keys == 0] = float("nan")
+            return answer
+
+    inputs = prefill(66, 1, heads=2)
+    found = ask_slices(core(release), inputs, Careless())
+    assert torch.equal(found, ask_slices(core(release), inputs, Kernel()))
+
+
+@pytest.mark.parametrize("release", SLICED)
 def test_what_cannot_be_sliced_is_refused(release: str) -> None:
     """A width that is no multiple of 128, and anything the call site does not pass."""
     for width in (192, 448):
@@ -687,6 +704,24 @@ def test_block_fp8_is_as_near_as_fp8_can_be(shape: tuple[int, int]) -> None:
     error = (again - weight.float()).abs()
     assert bool((error <= torch.maximum(weight.float().abs() / 16, wide * 2**-10)).all())
     assert float(found.float().abs().max()) == 448.0
+
+
+def test_the_default_type_of_a_load_changes_nothing() -> None:
+    """Models are loaded with BF16 as torch's default: scales and parts stay FP32."""
+    weight = torch.randn(130, 300, generator=torch.Generator().manual_seed(1)).bfloat16()
+    wanted = fork().__dict__["_block_fp8"](weight)
+    inputs = prefill(70, 4)
+    merged = ask_slices(core("0.30.0"), inputs, Kernel())
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = fork().__dict__["_block_fp8"](weight)
+        again = ask_slices(core("0.30.0"), inputs, Kernel())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found[1].dtype == torch.float32
+    assert torch.equal(found[1], wanted[1])
+    assert torch.equal(found[0].float(), wanted[0].float())
+    assert torch.equal(again, merged)
 
 
 def test_a_block_of_zeros_stays_zero() -> None:

@@ -215,7 +215,9 @@ def test_imports_are_added_once() -> None:
     found.need(Final="typing", Callable="typing", re="re", Iterable="collections.abc")
     assert found.changed() == TEXT.replace(
         "from typing import Any, Final\n",
-        "import re\nfrom collections.abc import Iterable\nfrom typing import Any, Callable, Final\n",
+        "import re\n"
+        "from collections.abc import Iterable\n"
+        "from typing import Any, Callable, Final\n",
     )
     future = Source("from __future__ import annotations\nimport os\n")
     future.need(Any="typing")

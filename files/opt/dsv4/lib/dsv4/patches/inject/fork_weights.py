@@ -58,7 +58,9 @@ def _block_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     448 is the largest E4M3 number; the floor keeps a block of zeros from dividing by zero.
     """
     rows, columns = weight.shape
-    padded = torch.zeros(-(-rows // 128) * 128, -(-columns // 128) * 128)
+    shape = (-(-rows // 128) * 128, -(-columns // 128) * 128)
+    # Models are loaded with BF16 as torch's default
+    padded = torch.zeros(shape, dtype=torch.float32, device=weight.device)
     padded[:rows, :columns] = weight
     blocks = padded.view(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
     scale = blocks.abs().amax(dim=(1, 3)).clamp(min=1e-12) / 448.0

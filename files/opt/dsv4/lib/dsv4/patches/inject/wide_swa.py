@@ -127,11 +127,13 @@ def _fold_slice(
 
     The kernel's log-sum-exp is in base 2: `part * 2**part_lse` is exactly the slice's sum of
     weighted values. With powers of e instead, a slice that holds 80 % of the weight would get
-    88 %. What the kernel returns is taken as it is: a NaN is a fault and shall be seen.
+    88 %. What the kernel returns is taken as it is: a NaN is a fault and shall be seen. Only rows
+    without a key in this slice count as nothing, whatever the kernel left in their place.
     """
     new_peak = torch.where(live, torch.maximum(peak, part_lse), peak)
     keep = torch.exp2(peak - new_peak)
     gain = torch.where(live, torch.exp2(part_lse - new_peak), torch.zeros_like(part_lse))
-    total.mul_(keep.unsqueeze(-1)).addcmul_(part.to(total.dtype), gain.unsqueeze(-1))
+    part = part.to(total.dtype).masked_fill(~live.unsqueeze(-1), 0.0)
+    total.mul_(keep.unsqueeze(-1)).addcmul_(part, gain.unsqueeze(-1))
     weight.mul_(keep).add_(gain)
     return new_peak
