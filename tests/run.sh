@@ -75,6 +75,9 @@ fi
 
 case " ${chosen[*]} " in *" e2e "*) require_lab ;; esac
 case " ${chosen[*]} " in *" units "*) ensure_packages systemd-analyze:systemd ;; esac
+case " ${chosen[*]} " in
+    *" sources "* | *" cross "*) ensure_packages aarch64-linux-gnu-g++:g++-aarch64-linux-gnu ;;
+esac
 ensure_venv
 
 logs=$(mktemp -d /tmp/dsv4-tests.XXXXXX)
