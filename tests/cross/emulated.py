@@ -75,6 +75,34 @@ def debian_root() -> Path:
     return root
 
 
+PROCESSOR = """\
+processor\t: {number}
+Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x0
+CPU part\t: 0xd0c
+CPU revision\t: 1
+
+"""
+
+
+def describe_processors(root: Path) -> None:
+    """Have the emulated machine say that its processors are Arm's.
+
+    The emulator shows this machine's own /proc and /sys, from which a library in torch learns that
+    they are of no kind it knows, and ends the process while it is loaded.
+    """
+    numbers = range(os.cpu_count() or 1)
+    (root / "proc").mkdir(exist_ok=True)
+    text = "".join(PROCESSOR.format(number=number) for number in numbers)
+    (root / "proc/cpuinfo").write_text(text)
+    for number in numbers:
+        place = root / f"sys/devices/system/cpu/cpu{number}/regs/identification/midr_el1"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("0x00000000410fd0c1\n")
+
+
 def interpreter() -> tuple[Path, Path]:
     """Return the interpreter, and the directory that stands for `/` when it loads a library."""
     root = debian_root()
@@ -112,13 +140,15 @@ def python() -> tuple[Path, str]:
     with (HOME / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         real, root = interpreter()
+        describe_processors(root)
         version = real.name.removeprefix("python")
         wanted = pins()
         made_of = f"{real} {version} {root} {wanted}"
         venv = HOME / f"venv-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
         program = venv / "python"
         if not program.exists():
-            shutil.rmtree(venv, ignore_errors=True)
+            for old in HOME.glob("venv-*"):
+                shutil.rmtree(old)
             site = venv / f"lib/python{version}/site-packages"
             site.mkdir(parents=True)
             (venv / "bin").mkdir()

@@ -12,6 +12,8 @@ from dsv4.patches import PATCHES, engine
 from dsv4.patches.engine import Patch, PatchError, Verdict
 from tests.sources import wheels
 
+REPO = Path(__file__).resolve().parents[2]
+
 VLLM = [name for name in PATCHES if name != "exllamav3_aarch64"]
 
 TABLE: Mapping[str, Mapping[str, str]] = {
@@ -99,6 +101,20 @@ def tree(root: Path) -> dict[str, bytes]:
 def cells() -> Iterator[tuple[str, str]]:
     """Yield the cells of the table."""
     yield from ((name, release) for name, row in TABLE.items() for release in row)
+
+
+def test_the_readme_shows_this_table() -> None:
+    """What the README says of each release is what the real files say."""
+    releases = list(wheels.RELEASES)
+    rows = [
+        f"| patch | {' | '.join(releases)} | what it is for |",
+        f"| --- |{' --- |' * len(releases)} --- |",
+        *(
+            f"| `{name}` | {' | '.join(row[it] for it in releases)} | {PATCHES[name].summary} |"
+            for name, row in TABLE.items()
+        ),
+    ]
+    assert "\n".join(rows) in (REPO / "README.md").read_text()
 
 
 def test_the_table_is_whole() -> None:
