@@ -78,6 +78,9 @@ case " ${chosen[*]} " in *" units "*) ensure_packages systemd-analyze:systemd ;;
 case " ${chosen[*]} " in
     *" sources "* | *" cross "*) ensure_packages aarch64-linux-gnu-g++:g++-aarch64-linux-gnu ;;
 esac
+case " ${chosen[*]} " in
+    *" cross "*) ensure_packages qemu-aarch64-static:qemu-user-static debootstrap:debootstrap ;;
+esac
 ensure_venv
 
 logs=$(mktemp -d /tmp/dsv4-tests.XXXXXX)

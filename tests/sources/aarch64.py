@@ -5,7 +5,8 @@ What is needed of them (125 MB of 1.5 GB) is read by byte range and kept, laid o
 in the directory that DSV4_SOURCES_CACHE names. So no toolkit has to be installed, and one that is
 cannot change what is found. The C++ compiler is Debian's cross compiler.
 
-    python -m tests.sources.aarch64       fetch all of it, and say how much that was
+    python -m tests.sources.aarch64              fetch all of it, and say how much that was
+    python -m tests.sources.aarch64 exllamav3    only the wheels of exllamav3 (9 MB)
 """
 
 import fcntl
@@ -330,6 +331,7 @@ def compile_sources(folder: Path, sources: list[str]) -> Mapping[str, Compiled]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{toolkit()}\n")
+    if "exllamav3" not in sys.argv[1:]:
+        sys.stdout.write(f"{toolkit()}\n")
     sys.stdout.write("".join(f"{exllamav3(version)}\n" for version in EXLLAMAV3))
     sys.stdout.write(f"{wheels.Ranges.read_bytes / 1e6:.1f} MB read by ranges\n")
