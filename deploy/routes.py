@@ -420,7 +420,11 @@ def runtime_id(route: Route, lock: bytes) -> str:
         "engine": _identity(route.engine),
         "exllamav3": _identity(route.exllamav3),
         "plugin": _identity(route.plugin),
-        "patches": [*sorted(route.patches), _edits_hash() if route.needs_cuda else ""],
+        # What the patches do, exllamav3's among them, and not only what they are called
+        "patches": [
+            *sorted(route.patches),
+            patches.fingerprint(sorted(route.patches)) if route.needs_cuda else "",
+        ],
         "dense_policy": route.dense_policy,
         "python": route.python,
         "platform": route.platform,
@@ -429,17 +433,6 @@ def runtime_id(route: Route, lock: bytes) -> str:
     }
     text = json.dumps(inputs, sort_keys=True)
     return f"{route.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def _edits_hash() -> str:
-    """Return a hash over what the patches do; how they are applied is not part of it."""
-    package = layout.LOCAL_LIB / "patches"
-    texts = [
-        path.read_bytes()
-        for path in sorted(package.glob("*.py"))
-        if path.stem not in {"__init__", "__main__", "engine"}
-    ]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
 def _identity(source: Source | None) -> list[str | None]:

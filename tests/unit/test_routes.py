@@ -1,6 +1,7 @@
 """Routes: complete data, honest words, and a runtime's name that follows its inputs."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from deploy import layout, packs, presets, routes
 from deploy.routes import ROUTES
+from dsv4 import patches
 
 SPARKS = [route for route in routes.ALL if route.needs_cuda]
 LAB = ROUTES["lab"]
@@ -90,11 +92,17 @@ def test_a_wheel_of_the_owner_takes_the_place_of_a_source() -> None:
 def test_what_a_patch_does_is_part_of_the_runtime(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A changed patch is a new runtime, beside the one that serves."""
+    """A changed patch is a new runtime, beside the one that serves; so is changed injected code."""
     before = routes.runtime_id(ROUTES["stable"], b"")
-    (tmp_path / "patches").mkdir()
-    monkeypatch.setattr(layout, "LOCAL_LIB", tmp_path)
-    assert routes.runtime_id(ROUTES["stable"], b"") != before
+    copy = tmp_path / "patches"
+    shutil.copytree(layout.LOCAL_LIB / "patches", copy)
+    monkeypatch.setattr(patches, "__file__", str(copy / "__init__.py"))
+    assert routes.runtime_id(ROUTES["stable"], b"") == before
+    for name in ("wide_swa.py", "inject/wide_swa.py"):
+        (copy / name).write_text((copy / name).read_text() + "# changed\n")
+        changed = routes.runtime_id(ROUTES["stable"], b"")
+        assert changed != before
+        before = changed
 
 
 def test_the_same_inputs_are_the_same_runtime() -> None:
