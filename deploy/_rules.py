@@ -22,6 +22,8 @@ Check = Callable[["Settings"], str | None]
 LONG_CONTEXT: Final = 200_000
 """Past about this, the recipe needs expandable segments."""
 LONGEST_CONTEXT: Final = 256_000
+NEEDLE_SPARE: Final = 4096
+"""Tokens for question and answer, and for an estimate of a prompt's length that was too short."""
 BATCHED_AT_LONGEST: Final = 2048
 """At 256k context 4096 and 8192 left too little key-value cache to start; 2048 started."""
 
@@ -197,6 +199,18 @@ def pack_knows_the_context(chosen: "Settings") -> str | None:
     return (
         f"{chosen.serving.max_model_len} is more than pack {chosen.pack} can do; set it to at most"
         f" {most}"
+    )
+
+
+@rule("verify_needle_tokens", "serve_max_model_len", *ENGINE)
+def needle_fits_the_context(chosen: "Settings") -> str | None:
+    """The prompt, the question and the answer share the context."""
+    most = chosen.serving.max_model_len - NEEDLE_SPARE
+    if chosen.verify_needle_tokens <= max(0, most):
+        return None
+    return (
+        f"{chosen.verify_needle_tokens} leaves no room for the answer in a context of"
+        f" {chosen.serving.max_model_len} tokens; set it to at most {max(0, most)}"
     )
 
 

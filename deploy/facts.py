@@ -71,6 +71,8 @@ class Run:
 
     token: str = field(default_factory=lambda: uuid4().hex)
     locked: bool = False
+    changed: bool = False
+    """Whether it has changed the machine so far, which leaves a receipt."""
     state: State | None = None
     read_at: float = 0.0
 

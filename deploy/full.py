@@ -6,12 +6,12 @@ from deploy import (
     model,
     pack,
     preflight,
+    proof,
     receipt,
     runtime,
     service,
     settings,
     tools,
-    verify,
 )
 
 settings.check()  # every host's settings, before the first host is touched
@@ -24,5 +24,5 @@ runtime.apply()  # the engine, built beside and switched to
 model.join()  # the download is complete and every byte verified
 pack.apply()  # the served view of it, with its configuration put right
 service.apply()  # units, watchdog, start or restart, a real token
-verify.apply()  # the answer means something
+proof.apply()  # the answer means something
 receipt.apply()  # what is deployed now, when that changed

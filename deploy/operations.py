@@ -18,7 +18,7 @@ from pyinfra.api import HiddenValue, StringCommand, operation
 from pyinfra.api.arguments_typed import PyinfraOperation
 from pyinfra.api.command import PyinfraCommand, QuoteString
 
-from deploy import _service, _tree, bundle, facts, follow, layout, pins
+from deploy import _service, _tree, bundle, facts, follow, layout, pins, results
 from dsv4 import pack_config
 
 P = ParamSpec("P")
@@ -27,7 +27,19 @@ Commands = Generator[str | PyinfraCommand, None, None]
 
 
 def converging(decide: Callable[P, Commands]) -> PyinfraOperation[P]:
-    """Make an operation of a generator that yields nothing when all is settled."""
+    """Make an operation of a generator that yields nothing when all is settled.
+
+    What it yields counts as a change of the machine, of which the run leaves a receipt.
+    """
+    return _operation(decide, changes=True)
+
+
+def proving(decide: Callable[P, Commands]) -> PyinfraOperation[P]:
+    """Make an operation that leaves records of its own and the machine as it was."""
+    return _operation(decide, changes=False)
+
+
+def _operation(decide: Callable[P, Commands], *, changes: bool) -> PyinfraOperation[P]:
 
     @wraps(decide)
     def body(*args: P.args, **kwargs: P.kwargs) -> Commands:
@@ -50,6 +62,7 @@ def converging(decide: Callable[P, Commands]) -> PyinfraOperation[P]:
         finally:
             if context.state.is_executing:  # a plan changes nothing
                 facts.forget()
+                facts.run().changed |= changes
 
     return operation()(body)
 
@@ -338,23 +351,30 @@ def service_running(wanted: _service.Wanted, patience_s: float) -> Commands:
         yield follow.Unit(layout.UNIT, follow.service_line, patience_s=patience_s)
 
 
-@converging
-def answer_checked() -> Commands:
-    """Have the model's answer checked once since this start of the service."""
+@proving
+def verified(*, again: bool) -> Commands:
+    """Have what is served proven once since this start of the service.
+
+    + again: prove it whatever was proven before, the runtime's every byte included
+    """
     state = facts.current()
     unit = state.unit(layout.UNIT)
-    if unit.get("active") != "active":
-        return
-    if state.engine.get("verified", {}).get("invocation") != unit.get("invocation"):
-        yield tool("probe", "--record", unit["invocation"])
+    if again:
+        yield results.Verify([])
+    elif (
+        unit.get("active") == "active"
+        and state.engine.get("verified", {}).get("invocation") != unit["invocation"]
+    ):
+        yield results.Verify(["--record", unit["invocation"]])
 
 
-@converging
+@proving
 def receipt(body: Callable[[], dict[str, Any]]) -> Commands:
     """Have a receipt of what is deployed now; a run that changed nothing leaves none.
 
     + body: what the receipt says, read when all is done
     """
     due = body()
-    if facts.current().receipt.get("deployed") != due["deployed"]:
+    if facts.run().changed or facts.current().receipt.get("deployed") != due["deployed"]:
         yield tool("receipt", "deploy", stdin=json.dumps(due))
+        yield results.Collect()

@@ -13,8 +13,9 @@ One entry is one pack; nothing else has to be edited. A pack of your own looks l
         verified="Not run.",
     )
 
-Add `exl3=Exl3(...)` for a pack in that format, and `tool_parser`/`reasoning_parser` if the engine
-has parsers for the model's way of talking.
+Add `exl3=Exl3(...)` for a pack in that format, `vision=True` if it reads images, and
+`tool_parser`/`reasoning_parser` if the engine has parsers for the model's way of talking: `verify`
+then holds it to that.
 """
 
 from collections.abc import Mapping
@@ -65,6 +66,8 @@ class Pack:
     exl3: Exl3 | None = None
     draft_method: str | None = None
     kv_cache_dtype: str = "auto"
+    vision: bool = False
+    """Whether it reads images, on a route that can."""
     tool_parser: str | None = None
     reasoning_parser: str | None = None
 
@@ -94,6 +97,7 @@ ALL: Final = (
         ),
         draft_method="dspark",
         kv_cache_dtype="fp8",
+        vision=True,
         tool_parser="deepseek_v4",
         reasoning_parser="deepseek_v4",
     ),

@@ -1,28 +1,43 @@
 """The receipt: what is deployed now, from which revision of this repository, on what machine."""
 
 import subprocess
-from typing import Any
+from typing import Any, Final
 
 from pyinfra.api import deploy
 
 from deploy import facts, layout, operations, settings
 
 
-def revision() -> str:
-    """Return the revision of this repository, with a mark when files differ from it."""
-    done = subprocess.run(
-        ["git", "-C", str(layout.REPO), "describe", "--always", "--dirty", "--abbrev=40"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or "unknown"
+def revision() -> dict[str, Any]:
+    """Return the revision of this repository, and whether what is deployed from it differs.
+
+    Without git, or outside a checkout, both are None: the hash of the tools tells versions apart.
+    """
+    head, changes = (git(*words) for words in (("rev-parse", "HEAD"), ("status", "-s", *PARTS)))
+    return {"revision": head or None, "dirty": None if changes is None else bool(changes)}
+
+
+PARTS: Final = ("--", "deploy", "files", "templates", "inventories", "requirements.txt")
+"""What a deploy is made of; a changed test changes no machine."""
+
+
+def git(*words: str) -> str | None:
+    """Return what git says of this repository, None when it says nothing."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(layout.REPO), *words], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def body(chosen: settings.Settings) -> dict[str, Any]:
-    """Return a receipt: `deployed` is what a later run compares by, the rest is circumstance."""
+    """Return the deploy's part of a receipt; `deployed` is what a later run compares by.
+
+    Kernel, driver and hashes are the target's to say (`dsv4.receipt`).
+    """
     state = facts.current()
-    gpu = state.machine.get("gpu") or {}
     return {
         "deployed": {
             "route": chosen.route,
@@ -38,9 +53,7 @@ def body(chosen: settings.Settings) -> dict[str, Any]:
             },
             "library": state.library,
         },
-        "revision": revision(),
-        "kernel": state.machine.get("kernel"),
-        "driver": gpu.get("driver"),
+        **revision(),
         "settings": chosen.plain(),
     }
 

@@ -82,6 +82,8 @@ class Route:
     exllamav3: Source | None = None
     plugin: Source | None = None
     patches: tuple[str, ...] = ()
+    vision: bool = False
+    """Whether its engine has the model's vision class."""
     dense_policy: str = ""
     """How the EXL3 plugin treats weights that are not routed experts; empty without the plugin."""
     accelerator: Literal["cuda", "cpu"] = "cuda"
@@ -247,6 +249,7 @@ def spark(
     plugin: Source = PLUGIN,
     patches: tuple[str, ...] = (),
     dense_policy: str = "bf16_as_stored",
+    vision: bool = True,
     lock_of: str | None = None,
     from_owner: tuple[str, ...] = (),
 ) -> Route:
@@ -265,6 +268,7 @@ def spark(
         exllamav3=EXLLAMAV3,
         plugin=plugin,
         patches=patches,
+        vision=vision,
         dense_policy=dense_policy,
         lock_of=lock_of,
         from_owner=from_owner,
@@ -326,6 +330,7 @@ ALL: Final = (
         " 11.5 tokens/s on a GB10, 22.3 to 23.6 with a draft (September 2026).",
         vllm("0.28.0", "817b8181f7f61b4a62dc1d5d9ab39f2bfb60a6cb86c29879a78a147b85756787"),
         preset="text-stock",
+        vision=False,
         patches=("o_proj_bf16", "text_loader", "draft_bias_vl"),
     ),
     spark(
@@ -342,6 +347,7 @@ ALL: Final = (
         flashinfer=None,
         plugin=PLUGIN_FORK,
         patches=("fork_loader",),
+        vision=False,
         dense_policy="official_source_native",
         lock_of="stock",
         from_owner=("engine_wheel", "plugin_wheel"),

@@ -265,6 +265,17 @@ class Service(Concern):
     )
 
 
+class Verify(Concern):
+    """What `verify` asks beyond the pack's own questions."""
+
+    verify_needle_tokens: v.Whole = Field(
+        0,
+        ge=0,
+        le=1048576,
+        description="Length of a prompt that verify hides something in; 0 leaves it out.",
+    )
+
+
 class Commands(Concern):
     """Settings that are commands: for one run, with `--data`."""
 
@@ -284,6 +295,7 @@ CONCERNS: Final = (
     Runtime,
     Service,
     Memory,
+    Verify,
     Commands,
 )
 
@@ -304,7 +316,9 @@ UNSET: Final[Mapping[str, str]] = {
 """Where a value comes from that nobody set."""
 
 
-class Settings(Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, Memory, Commands):
+class Settings(
+    Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, Memory, Verify, Commands
+):
     """Every setting of one host, valid by itself and together.
 
     The fields are what was set or its default; the properties are what follows from them. A
@@ -532,6 +546,12 @@ class Settings(Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, 
                     }
                     for smoke in pack.smoke
                 ]
+            },
+            "offers": {
+                "vision": pack.vision and self.route_data.vision,
+                "tool_parser": pack.tool_parser or "",
+                "reasoning_parser": pack.reasoning_parser or "",
+                "needle_tokens": self.verify_needle_tokens,
             },
         }
 

@@ -1,11 +1,6 @@
-"""The proof: a question with a known answer, once for each start of the service."""
+"""Does it work: the runtime, text, images, tools, reasoning. Asked anew, and nothing is changed."""
 
-from pyinfra.api import deploy
+from deploy import proof, settings
 
-from deploy import operations
-
-
-@deploy("Verify")
-def apply() -> None:
-    """Have the running model's answer checked."""
-    operations.answer_checked(name="Ask the model")
+settings.check()  # every host's settings, before the first host is touched
+proof.again()  # a line for each finding, a receipt there and here

@@ -58,12 +58,14 @@ def test_no_secret_and_no_json_in_the_unit(spark: Spark) -> None:
 
 
 def test_a_receipt_says_what_is_deployed(spark: Spark) -> None:
-    """The first run left one; the quiet second run none."""
+    """The first run left one, and one of the proof; the quiet second run none."""
     names = spark.root("ls /var/lib/dsv4/receipts").split()
-    assert len(names) == 1
-    receipt = json.loads(spark.root(f"cat /var/lib/dsv4/receipts/{names[0]}"))
+    assert [name.rpartition("-")[2] for name in names] == ["verify.json", "deploy.json"]
+    receipt = json.loads(spark.root(f"cat /var/lib/dsv4/receipts/{names[1]}"))
     assert receipt["deployed"]["route"] == "lab"
     assert receipt["deployed"]["runtime"] == spark.root("basename $(readlink /opt/dsv4/current)")
+    copies = places.REPO / ".receipts" / spark.name
+    assert {name: json.loads((copies / name).read_text()) for name in names}[names[1]] == receipt
 
 
 def test_a_step_runs_alone(spark: Spark) -> None:

@@ -4,7 +4,7 @@ from tests.e2e.spark import Spark
 
 CONFIGURE = "Service | Configure the service"
 RUN = "Service | Run the service"
-ASK = "Verify | Ask the model"
+ASK = "Verify | Verify what is served"
 RECEIPT = "Receipt | Leave a receipt"
 
 

@@ -16,5 +16,5 @@ def test_it_serves_again_after_a_reboot(spark: Spark) -> None:
     spark.wait_for("active")
     assert "Paris" in spark.ask()
     done = spark.deploy().require()
-    assert set(done.changed) <= {"Verify | Ask the model"}
+    assert set(done.changed) <= {"Verify | Verify what is served"}
     assert spark.deploy().require().totals["success"] == 0

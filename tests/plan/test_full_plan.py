@@ -116,7 +116,7 @@ def test_a_bare_host_gets_everything(bare: subprocess.CompletedProcess[str]) -> 
         "Runtime | Pin files without a published hash",
         "Service | Have an API key",
         "Service | Renew the watchdog",
-        "Verify | Ask the model",
+        "Verify | Verify what is served",
     ]
     assert not any(step["hosts_with_conditional_change"] for step in plan)
     hosts = {tuple(step["hosts_with_change"]) for step in plan if step["hosts_with_change"]}

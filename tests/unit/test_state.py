@@ -99,15 +99,6 @@ def test_packs_are_told_by_revision(tmp_path: Path) -> None:
     assert state.packs(tmp_path / "none") == {}
 
 
-def test_the_newest_deploy_receipt_counts(tmp_path: Path) -> None:
-    """Names sort by time; receipts of other kinds are not looked at."""
-    assert state.last_receipt(tmp_path) == {}
-    store.write_json(tmp_path / "20261130T120000.000Z-deploy.json", {"deployed": 1})
-    store.write_json(tmp_path / "20261130T120000.900Z-deploy.json", {"deployed": 2})
-    store.write_json(tmp_path / "20261201T000000.000Z-bench.json", {"deployed": 3})
-    assert state.last_receipt(tmp_path)["deployed"] == 2
-
-
 def test_paths_of_the_record_are_described(tmp_path: Path) -> None:
     """What was taken away by hand shows as absent."""
     (tmp_path / "a").write_bytes(b"x")
@@ -136,7 +127,7 @@ def test_progress_is_the_moving_parts_only(capsys: pytest.CaptureFixture[str]) -
     """What is polled every two seconds stays small."""
     assert state.main(["--progress"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"ok", "schema", "units", "fetch", "build", "phase"}
+    assert set(found) == {"ok", "schema", "units", "fetch", "build", "bench", "phase"}
 
 
 def test_code_that_others_can_change_is_as_good_as_none(tmp_path: Path) -> None:

@@ -13,24 +13,27 @@ from typing import Final
 from dsv4 import layout
 
 OWNER: Final = {
+    "bench": "measure how fast it is, beside reference figures (root)",
     "key": "show the API key (root)",
     "probe": "ask the model one question with a known answer",
+    "receipt": "list or compare what deploys, verify and bench left",
     "runtime": "check every byte of the runtime in service (root)",
     "state": "print everything the deploy decides by",
+    "verify": "prove that what is served works (root)",
 }
 """What the owner of the machine uses; the other tools are for units and the deploy."""
 
 INTERNAL: Final = frozenset(
     {
         *("accounts", "apt", "artefact", "build", "cache_drop", "fetch", "launch", "lock"),
-        *("machine", "memory_gate", "pack_config", "pack_verify", "patches", "ready", "receipt"),
+        *("machine", "memory_gate", "pack_config", "pack_verify", "patches", "ready"),
         *("switch", "tools", "tree", "watchdog"),
     }
 )
 
 
 CHANGING: Final = frozenset(
-    {"accounts", "apt", "artefact", "key", "pack_config", "receipt", "switch", "tools", "tree"}
+    {"accounts", "apt", "artefact", "key", "pack_config", "switch", "tools", "tree"}
 )
 """What the deploy changes the machine with; one at a time, see `alone`."""
 

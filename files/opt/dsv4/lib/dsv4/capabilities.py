@@ -146,13 +146,15 @@ def judge_call(answer: engine_api.Answer, gauge: str) -> Outcome | None:
     return Outcome(BAD_CALL, fault, TOOL_REMEDY[BAD_CALL]) if fault else None
 
 
-def tools(client: engine_api.Client, model: str, chance: random.Random) -> Outcome:
+def tools(
+    client: engine_api.Client, model: str, chance: random.Random, budget: int = MAX_TOKENS
+) -> Outcome:
     """Have the model call a tool, give it a result nobody could know, and ask what it was."""
     gauge, reading = chance.choice(GAUGES), str(chance.randint(100_000, 999_999))
     question = f"What does the gauge {gauge} show? Use the tool, then answer with the number."
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     try:
-        first = client.chat(model, messages, MAX_TOKENS, tools=TOOLS, tool_choice="auto")
+        first = client.chat(model, messages, budget, tools=TOOLS, tool_choice="auto")
         if fault := judge_call(first, gauge):
             return fault
         call = first.calls[0]
@@ -162,7 +164,7 @@ def tools(client: engine_api.Client, model: str, chance: random.Random) -> Outco
             {"role": "assistant", "content": first.text or None, "tool_calls": asked},
             {"role": "tool", "tool_call_id": call.id, "content": reading},
         ]
-        last = client.chat(model, messages, MAX_TOKENS, tools=TOOLS, tool_choice="auto")
+        last = client.chat(model, messages, budget, tools=TOOLS, tool_choice="auto")
     except engine_api.ApiError as error:
         return failed(error, TOOL_REMEDY)
     if reading in re.sub(r"[\s,]", "", last.text):
@@ -197,7 +199,9 @@ def judge_reasoning(answer: engine_api.Answer, expect: str) -> Outcome:
     return Outcome(OK, f"{len(answer.reasoning)} characters of reasoning, then the answer")
 
 
-def reasoning(client: engine_api.Client, model: str, chance: random.Random) -> Outcome:
+def reasoning(
+    client: engine_api.Client, model: str, chance: random.Random, budget: int = MAX_TOKENS
+) -> Outcome:
     """Ask for a sum, with thinking switched on by either name that chat templates have for it."""
     left, right = chance.randint(101, 899), chance.randint(101, 899)
     question = f"What is {left} plus {right}? Think first, then answer with the number alone."
@@ -206,7 +210,7 @@ def reasoning(client: engine_api.Client, model: str, chance: random.Random) -> O
         answer = client.chat(
             model,
             [{"role": "user", "content": question}],
-            MAX_TOKENS,
+            budget,
             chat_template_kwargs=thinking,
         )
     except engine_api.ApiError as error:

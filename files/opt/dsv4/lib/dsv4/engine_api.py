@@ -255,13 +255,19 @@ class Client:
             decoded(path, status, raw)
         return raw.decode(errors="replace")
 
-    def models(self) -> list[str]:
-        """Return the names the engine serves."""
+    def served(self) -> dict[str, int | None]:
+        """Return the names the engine serves, each with its context in tokens where it says so."""
         reply = self.ask("GET", "/v1/models")
         rows = reply.get("data") if isinstance(reply, dict) else None
         if not isinstance(rows, list):
             raise ApiError(BROKEN, "/v1/models lists nothing; this is not the engine")
-        return [str(row.get("id")) for row in rows if isinstance(row, dict)]
+        return {
+            str(r.get("id")): count(r.get("max_model_len")) for r in rows if isinstance(r, dict)
+        }
+
+    def models(self) -> list[str]:
+        """Return the names the engine serves."""
+        return list(self.served())
 
     def complete(self, model: str, prompt: str, max_tokens: int, chat: bool = False) -> Answer:
         """Return the model's answer to a prompt, at temperature 0."""

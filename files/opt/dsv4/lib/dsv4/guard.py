@@ -67,6 +67,19 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Offers:
+    """What the served model is meant to do, for `dsv4 verify`: images, tools, reasoning apart.
+
+    `needle_tokens` is how long a prompt something is hidden in; 0 leaves that out.
+    """
+
+    vision: bool = False
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    needle_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Guard:
     """The whole file."""
 
@@ -82,6 +95,7 @@ class Guard:
     ready: Ready = field(default_factory=Ready)
     restarts: Restarts = field(default_factory=Restarts)
     questions: tuple[Question, ...] = ()
+    offers: Offers = field(default_factory=Offers)
 
     @property
     def watchdog_unit(self) -> str:
@@ -94,7 +108,7 @@ class Guard:
         return f"{self.unit.removesuffix('.service')}-unguarded.service"
 
 
-Section = TypeVar("Section", Memory, Ready, Restarts, Question, Guard)
+Section = TypeVar("Section", Memory, Ready, Restarts, Question, Offers, Guard)
 
 
 def typed(name: str, value: Any, default: Any) -> Any:
@@ -137,6 +151,7 @@ def parse(value: dict[str, Any]) -> Guard:
     known["memory"] = section(Memory, value.get("memory", {}), "memory")
     known["ready"] = section(Ready, value.get("ready", {}), "ready")
     known["restarts"] = section(Restarts, value.get("restarts", {}), "restarts")
+    known["offers"] = section(Offers, value.get("offers", {}), "offers")
     known["questions"] = tuple(
         section(Question, item, f"probe.questions[{index}]") for index, item in enumerate(questions)
     )

@@ -116,7 +116,7 @@ def judge(card: picture.Card, answer: engine_api.Answer) -> tuple[str, str]:
     if card.number in numbers(answer.reasoning) and card.colour in colours(answer.reasoning):
         return REASONED, f"read {shown}, but the answer is in the reasoning and its text is empty"
     if answer.finish == "length":
-        return BUDGET, f"all {MAX_TOKENS} tokens went into reasoning"
+        return BUDGET, "the token budget ran out in the reasoning"
     return WRONG, f"it shows {shown}, reasoned about as {answer.reasoning.strip()[-60:]!r}"
 
 
@@ -159,10 +159,10 @@ def conclude(seen: tuple[Seen, ...], without: int | None) -> Outcome:
     return outcome(bad.verdict, f"{bad.detail}{same}")
 
 
-def look(client: engine_api.Client, model: str, card: picture.Card) -> Seen:
+def look(client: engine_api.Client, model: str, card: picture.Card, budget: int) -> Seen:
     """Show one card."""
     try:
-        answer = client.chat(model, message(card), MAX_TOKENS)
+        answer = client.chat(model, message(card), budget)
     except engine_api.ApiError as error:
         return Seen(card, refusal(error), str(error))
     verdict, detail = judge(card, answer)
@@ -177,11 +177,13 @@ def tokens_without(client: engine_api.Client, model: str) -> int | None:
         return None
 
 
-def probe(client: engine_api.Client, model: str, chance: random.Random) -> Outcome:
+def probe(
+    client: engine_api.Client, model: str, chance: random.Random, budget: int = MAX_TOKENS
+) -> Outcome:
     """Show both cards; what fails on the first for good is not asked again."""
     first, second = picture.cards(chance)
-    seen = [look(client, model, first)]
+    seen = [look(client, model, first, budget)]
     if seen[0].verdict not in {MEMORY, UNSUPPORTED, ERROR}:
-        seen.append(look(client, model, second))
+        seen.append(look(client, model, second, budget))
         return conclude(tuple(seen), tokens_without(client, model))
     return conclude(tuple(seen), None)

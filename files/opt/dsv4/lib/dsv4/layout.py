@@ -58,7 +58,9 @@ FINGERPRINT_SALT: Final = RUN / "fingerprint.salt"
 FETCH_PROGRESS: Final = Path("/run/dsv4-fetch/fetch.json")
 """In a directory of its own: the fetcher's user may not write beside the hooks' files."""
 BUILD_PROGRESS: Final = RUN / "build.json"
+BENCH_PROGRESS: Final = RUN / "bench.json"
 VERIFIED_JSON: Final = RUN / "verified.json"
+RUNTIME_VERIFIED_JSON: Final = RUN / "runtime-verified.json"
 LOCK: Final = RUN / "deploy.lock"
 WORK_LOCK: Final = Path("/run/dsv4-work.lock")
 """Held by whatever changes this machine for the deploy, for as long as that one command runs."""
@@ -72,6 +74,8 @@ UNIT_WATCHDOG: Final = "dsv4-watchdog.service"
 UNIT_UNGUARDED: Final = "dsv4-unguarded.service"
 UNIT_FETCH: Final = "dsv4-fetch.service"
 UNIT_BUILD: Final = "dsv4-build.service"
+UNIT_BENCH: Final = "dsv4-bench.service"
+"""Transient: systemd forgets it when it is done, and no file of it is left."""
 UNITS: Final = (UNIT, UNIT_WATCHDOG, UNIT_UNGUARDED, UNIT_FETCH, UNIT_BUILD)
 
 USER: Final = "dsv4"

@@ -23,7 +23,7 @@ COLOURS: Final = {
 
 DIGITS: Final = "2345678"
 """Without those that look like a letter or like each other."""
-LENGTH: Final = 5
+LENGTH: Final = 6
 
 GLYPHS: Final = {
     "2": "01110 10001 00001 00010 00100 01000 11111",

@@ -23,6 +23,7 @@ from dsv4 import (
     lock,
     machine,
     pack_config,
+    receipt,
     runtime,
     store,
     systemd,
@@ -108,12 +109,6 @@ def packs(root: Path = layout.PACKS) -> dict[str, dict[str, Any]]:
     return found
 
 
-def last_receipt(root: Path = layout.RECEIPTS) -> dict[str, Any]:
-    """Return the newest deploy receipt's fingerprint."""
-    newest = max(root.glob("*-deploy.json"), key=lambda path: path.stat().st_mtime, default=None)
-    return store.read_json_or(newest, {}) if newest else {}
-
-
 def engine() -> dict[str, Any]:
     """Return what the running engine started from, and how that differs from what is on disk."""
     started = store.read_json_or(layout.STARTED_JSON, {})
@@ -150,7 +145,7 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
         "build": store.read_json_or(layout.BUILD_PROGRESS, {}),
         "engine": engine(),
         "lock": lock.read_holder(),
-        "receipt": last_receipt(),
+        "receipt": receipt.newest("deploy")[1],
         "hub_token": layout.HUB_TOKEN.exists(),
         "api_key": key.is_private(),
     }
@@ -159,9 +154,10 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
 def progress() -> dict[str, Any]:
     """Return the moving parts only: what a deploy polls while it follows a unit."""
     return {
-        "units": units(),
+        "units": units((*layout.UNITS, layout.UNIT_BENCH)),
         "fetch": store.read_json_or(layout.FETCH_PROGRESS, {}),
         "build": store.read_json_or(layout.BUILD_PROGRESS, {}),
+        "bench": store.read_json_or(layout.BENCH_PROGRESS, {}),
         "phase": store.read_json_or(layout.PHASE_JSON, {}),
     }
 

@@ -1,0 +1,117 @@
+"""What the tools found on the target, shown here and kept here: .receipts/HOST/."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyinfra import logger
+from pyinfra.api.command import PyinfraCommand
+
+from deploy import follow, layout, pins
+from dsv4 import receipt, store
+
+if TYPE_CHECKING:
+    from pyinfra.api.arguments import ConnectorArguments
+    from pyinfra.api.host import Host
+    from pyinfra.api.state import State as Pyinfra
+
+
+def directory(host: str, root: Path = layout.LOCAL_RECEIPTS) -> Path:
+    """Return where a host's receipts are kept here."""
+    return pins.path_of(host, root).with_suffix("")
+
+
+def parsed(lines: Sequence[str]) -> dict[str, Any]:
+    """Return the object a tool printed last, empty when it printed none."""
+    for line in reversed(lines):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def collect(host: "Host", arguments: "ConnectorArguments") -> list[Path]:
+    """Copy the receipts that are not here yet; return where they are now, oldest first.
+
+    What is on this disk is no condition of a deploy: a directory that cannot be written is said.
+    """
+    home = directory(host.name)
+    _, lines = follow.ask(host, f"{layout.DSV4} receipt list --json", arguments)
+    rows = parsed(lines).get("receipts", [])
+    names = [str(row.get("name")) for row in rows if isinstance(row, dict)]
+    copied = []
+    for name in names:
+        path = home / name
+        # The name comes from the target, and becomes a path here
+        if not receipt.NAME.fullmatch(name) or path.exists():
+            continue
+        _, lines = follow.ask(host, f"cat {shlex.quote(str(layout.RECEIPTS / name))}", arguments)
+        try:
+            value = json.loads("\n".join(lines))
+            home.mkdir(parents=True, exist_ok=True)
+            store.write_json(path, value)
+        except (OSError, ValueError, TypeError) as error:
+            logger.warning(f"{host.print_prefix}{name}: no copy was kept here ({error})")
+            continue
+        copied.append(path)
+    return copied
+
+
+class Collect(PyinfraCommand):
+    """Keep copies of the target's receipts here."""
+
+    def __repr__(self) -> str:
+        """Return what is shown in debug output."""
+        return "Collect()"
+
+    def execute(
+        self, state: "Pyinfra", host: "Host", connector_arguments: "ConnectorArguments"
+    ) -> bool:
+        """Copy them, and say where the last one is."""
+        if copied := collect(host, connector_arguments):
+            logger.info(f"{host.print_prefix}receipt: {shown(copied[-1])}")
+        return True
+
+
+def shown(path: Path) -> str:
+    """Return a path of this repository as one types it."""
+    return str(path.relative_to(layout.REPO)) if path.is_relative_to(layout.REPO) else str(path)
+
+
+class Verify(PyinfraCommand):
+    """Run `dsv4 verify` on the target, and show its words."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """Run it with these words."""
+        super().__init__()
+        self.words = words
+
+    def __repr__(self) -> str:
+        """Return what is shown in debug output."""
+        return f"Verify({' '.join(self.words)})"
+
+    def execute(
+        self, state: "Pyinfra", host: "Host", connector_arguments: "ConnectorArguments"
+    ) -> bool:
+        """Return whether all is right; what is not right, and what could not be told, is an error.
+
+        Its own exit status is not asked: it is that of the findings, which say more.
+        """
+        command = shlex.join([str(layout.DSV4), "verify", "--json", *self.words])
+        _, lines = follow.ask(host, command, connector_arguments)
+        found = parsed(lines)
+        findings = [it for it in found.get("findings", []) if isinstance(it, dict)]
+        for finding in findings:
+            bad = finding.get("state") in {"fault", "unknown"}
+            say = logger.error if bad else logger.info
+            say(f"{host.print_prefix}{finding.get('line')}")
+        if not findings:
+            logger.error(f"{host.print_prefix}verify: {' '.join(lines) or 'no answer'}")
+            return False
+        collect(host, connector_arguments)
+        return found.get("ok") is True
