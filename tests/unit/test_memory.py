@@ -111,6 +111,10 @@ def test_meminfo_is_read() -> None:
         MEMINFO.replace("MemFree:         1258291", "MemFree:       227600748"),
         MEMINFO.replace("127600748", "0"),
         MEMINFO.replace("127600748", "²"),
+        MEMINFO.replace("1258291", "0"),
+        MEMINFO.replace(" kB", ""),
+        MEMINFO.replace(" kB", " MB"),
+        MEMINFO.replace("81788928", "-81788928"),
         MEMINFO[:40],
     ],
 )
@@ -118,6 +122,25 @@ def test_bad_samples_are_told_apart(text: str) -> None:
     """A watchdog skips such a sample; it must not take a missing field for zero."""
     with pytest.raises(memory.BadMemInfo):
         memory.parse_meminfo(text)
+
+
+def test_a_text_that_was_cut_off_is_never_less_memory() -> None:
+    """Wherever it ends: either the whole figure is in it, or it is a bad sample."""
+    whole = memory.parse_meminfo(MEMINFO)
+    for end in range(len(MEMINFO)):
+        try:
+            found = memory.parse_meminfo(MEMINFO[:end])
+        except memory.BadMemInfo:
+            continue
+        assert found.available == whole.available
+        assert found.free == whole.free
+
+
+def test_a_number_no_machine_has() -> None:
+    """Neither too long for a float nor too long for Python to read."""
+    for digits in (13, 400, 5000):
+        with pytest.raises(memory.BadMemInfo):
+            memory.parse_meminfo(MEMINFO.replace("1258291", "1" * digits))
 
 
 NAMES = st.sampled_from(["MemTotal", "MemFree", "MemAvailable", "Cached", "x", ""])

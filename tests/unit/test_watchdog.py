@@ -1,11 +1,14 @@
 """When the watchdog acts: levels, slope, dips, bad readings; and what it does to a group."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -185,6 +188,244 @@ def test_readings_that_cannot_be_true() -> None:
     assert not watchdog.sane(bad)
 
 
+def meminfo(available: float, free: float | None = None) -> str:
+    """Return what the kernel says of a Spark, as far as it matters."""
+    rows = {"MemTotal": 121.6, "MemFree": available if free is None else free}
+    rows |= {"MemAvailable": available, "Buffers": 0.1, "Cached": 2.0, "SwapCached": 0.0}
+    return "".join(f"{name + ':':<16}{int(gib * (1 << 20)):>8} kB\n" for name, gib in rows.items())
+
+
+class World:
+    """Time that only sleeping moves, and a meminfo that follows a trace.
+
+    + level: GiB available at a time, or a text that is read instead
+    """
+
+    class Over(Exception):
+        """The trace has ended."""
+
+    def __init__(self, level: Callable[[float], float | str], seconds: float) -> None:
+        self.level = level
+        self.ticks = round(seconds * 1000)
+        self.now = 0
+        self.reads = 0
+
+    def clock(self) -> float:
+        return self.now / 1000
+
+    def sleep(self, seconds: float) -> None:
+        self.now += round(seconds * 1000)
+        if self.now >= self.ticks:
+            raise World.Over
+
+    def source(self) -> tuple[str, float]:
+        self.reads += 1
+        found = self.level(self.clock())
+        return (found if isinstance(found, str) else meminfo(found)), 0.0
+
+
+class Recorder(watchdog.Guardian):
+    """A guardian that notes what it would do, to an engine that listens to nothing but a kill."""
+
+    def __init__(self, shared: watchdog.Shared, clock: Callable[[], float]) -> None:
+        super().__init__(shared, 0, clock)
+        self.done: list[tuple[float, str]] = []
+
+    def act(self, verdict: Verdict, sample: Sample) -> None:
+        if verdict.action == TERM:
+            self.asked_at = sample.t
+        if verdict.action != NONE:
+            self.done.append((round(sample.t, 3), verdict.action))
+        if verdict.action == KILL:
+            raise World.Over
+
+
+def replay(
+    level: Callable[[float], float | str], seconds: float
+) -> tuple[list[tuple[float, str]], watchdog.Shared, World]:
+    """Run the watchdog's own loop over a trace; return what it did and when."""
+    world = World(level, seconds)
+    shared = watchdog.Shared(guard.Guard(), CONFIG)
+    recorder = Recorder(shared, world.clock)
+    with pytest.raises(World.Over):
+        watchdog.watch(recorder, world.source, world.clock, world.sleep)
+    return recorder.done, shared, world
+
+
+# --- two hours of memory, replayed
+
+HOURS_2 = 7200.0
+
+
+def noise(t: float) -> float:
+    """Return something between -0.2 and 0.2 that looks like chance and is none."""
+    return 0.2 * math.sin(t * 12.9898) * math.cos(t * 78.233)
+
+
+def steady(t: float) -> float:
+    """A served model: 8.3 to 9.1 GiB available, as the recipe reports."""
+    return 8.7 + noise(t)
+
+
+def prefill_spikes(t: float) -> float:
+    """A long prompt each minute takes 3.2 GiB for eight seconds."""
+    return 9.0 + noise(t) - (3.2 if t % 60 < 8 else 0.0)
+
+
+def load(t: float) -> float:
+    """A load takes the machine's memory in large steps, faster than any other use, and stops."""
+    return max(8.7, 115.0 - 4.0 * int(t / 0.3)) + noise(t)
+
+
+def recovering_dips(t: float) -> float:
+    """Every five minutes memory is below the soft floor for a second, and on its way up."""
+    into = t % 300
+    if into < 0.8:
+        return 9.0 - 6.0 * into
+    return min(9.0, 4.2 + (into - 0.8) * 0.9)
+
+
+def sawtooth(t: float) -> float:
+    """A cache that grows and is emptied, down to just above the soft floor."""
+    return 12.0 - (t % 20) / 20 * 6.8
+
+
+def slow_leak(t: float) -> float:
+    """4 GiB an hour, from 9: the soft floor is reached after an hour."""
+    return 9.0 - 4.0 * t / 3600
+
+
+def collapse(t: float) -> float:
+    """20 GiB/s after an hour and a half; the hard floor is crossed 1.325 s later."""
+    return 30.0 if t < 5400 else max(0.05, 30.0 - 20.0 * (t - 5400))
+
+
+def relapse(t: float) -> float:
+    """Sinks below the soft floor, rises a little, and sinks again for good."""
+    if t < 3600:
+        return 9.0
+    return 4.9 if t >= 3602 else 4.5 + 0.3 * (t - 3600)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (steady, []),
+        (prefill_spikes, []),
+        (load, []),
+        (recovering_dips, []),
+        (sawtooth, []),
+        # Below for the first time at 3600.0, five samples later asked, five seconds later killed
+        (slow_leak, [(3600.4, TERM), (3605.4, KILL)]),
+        # At 4.0 GiB and 20 GiB/s the kill after the next look would be too late: above the floor
+        (collapse, [(5401.3, KILL)]),
+        (relapse, [(3602.4, TERM), (3607.4, KILL)]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_two_hours(level: Callable[[float], float], expected: list[tuple[float, str]]) -> None:
+    """72,000 samples: exactly these decisions, at exactly these times."""
+    found: list[tuple[float, str]] = []
+    history: deque[Sample] = deque(maxlen=CONFIG.soft_samples)
+    asked = None
+    for n in range(round(HOURS_2 / CONFIG.sample_s)):
+        value = level(n / 10)
+        sample = Sample(n / 10, value, value)
+        verdict = decide(list(history), sample, CONFIG, asked)
+        history.append(sample)
+        if verdict.action != NONE:
+            found.append((sample.t, verdict.action))
+        if verdict.action == TERM:
+            asked = sample.t
+        if verdict.action == KILL:
+            break
+    assert found == expected
+
+
+BAD = {
+    "empty": "",
+    "garbage": "\x00\x01 no memory here\n",
+    "truncated in a number": meminfo(8.7)[:60].rstrip() + "\nMemAvailable:    912",
+    "without a field": meminfo(8.7).replace("MemAvailable", "MemElse"),
+    "zero": meminfo(0.0),
+    "only available zero": meminfo(0.0, 20.0),
+    "no total": meminfo(8.7).replace("127506841", "0"),
+    "negative": meminfo(8.7).replace("MemAvailable:   ", "MemAvailable:  -"),
+    "more than there is": meminfo(500.0),
+    "a number of 400 digits": meminfo(8.7).replace("MemFree:", "MemFree: " + "9" * 400),
+    "a number of 5000 digits": meminfo(8.7).replace("MemFree:", "MemFree: " + "9" * 5000),
+    "words": meminfo(8.7).replace("kB", "GiB"),
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+def test_bad_readings_are_counted_and_nothing_else(text: str) -> None:
+    """For as long as they last: not one is believed, not one ends the loop, none kills."""
+    done, shared, world = replay(lambda t: text if 10 <= t < 40 else 8.7, 60)
+    assert done == []
+    assert shared.bad == 300
+    assert world.reads == 600
+    assert shared.lowest == pytest.approx(8.7, abs=1e-3)
+
+
+def test_a_file_that_cannot_be_read() -> None:
+    """Nor is that: an error of the kernel, or bytes that are no text."""
+
+    def level(t: float) -> float:
+        if 5 <= t < 6:
+            raise OSError(5, "Input/output error")
+        if 6 <= t < 7:
+            return float(b"\xff\xfe".decode())
+        return 8.7
+
+    done, shared, _ = replay(level, 10)
+    assert done == []
+    assert shared.bad == 20
+
+
+def test_one_impossible_fall_is_no_fall() -> None:
+    """A single reading of next to nothing beside healthy ones is looked at again, and forgotten."""
+    done, shared, world = replay(lambda t: 0.6 if t % 5 == 1.0 else 60.0, 600)
+    assert done == []
+    assert shared.bad == 120
+    assert world.reads == 6000 + 120
+    assert shared.lowest == pytest.approx(60.0, abs=1e-3)
+
+
+def test_an_impossible_fall_that_stays_is_one() -> None:
+    """What two looks see is there: the kill comes 20 ms later and not a period."""
+    done, _, _ = replay(lambda t: 60.0 if t < 10 else 2.0, 60)
+    assert done == [(10.02, KILL)]
+
+
+def test_bad_readings_do_not_hide_a_collapse() -> None:
+    """Every other one is garbage: what is left is enough, and in time."""
+    done, _, world = replay(
+        lambda t: "garbage" if round(t * 10) % 2 else max(0.1, 60.0 - max(0.0, t - 10) * 14), 60
+    )
+    ((when, action),) = done
+    assert action == KILL
+    assert 60.0 - (when - 10) * 14 > LOCK_GIB + 14 * CONFIG.reaction_s
+    assert world.reads > 100
+
+
+def test_two_hours_of_everything() -> None:
+    """The loop itself, with readings that make no sense in between, up to a collapse at the end."""
+    kinds = list(BAD.values())
+    parts = (steady, prefill_spikes, recovering_dips, sawtooth)
+
+    def level(t: float) -> float | str:
+        if t >= HOURS_2 - 10:
+            return max(0.05, 30.0 - 20.0 * (t - HOURS_2 + 10))
+        n = round(t * 10)
+        return kinds[n // 13 % len(kinds)] if n % 13 == 5 else parts[int(t / 600) % 4](t)
+
+    done, shared, _ = replay(level, HOURS_2)
+    assert done == [(7191.3, KILL)]
+    assert shared.bad == len([n for n in range(71900) if n % 13 == 5])
+    assert shared.late == 0
+
+
 # --- acting on a control group
 
 
@@ -208,6 +449,15 @@ def test_a_group_is_found_in_each_hierarchy(tmp_path: Path, group: Path) -> None
     two.mkdir(parents=True)
     (two / "cgroup.procs").write_text("1\n")
     assert cgroup.directories("dsv4.service", str(tmp_path)) == [str(two), str(group)]
+
+
+@pytest.mark.parametrize("place", ["models.slice", "models.slice/models-large.slice"])
+def test_a_group_is_found_in_its_owners_slice(tmp_path: Path, group: Path, place: str) -> None:
+    """`Slice=` in a drop-in must not hide the engine from its watchdog."""
+    moved = tmp_path / place / "dsv4.service"
+    moved.mkdir(parents=True)
+    (moved / "cgroup.procs").write_text("1\n")
+    assert cgroup.directories("dsv4.service", str(tmp_path)) == [str(moved)]
 
 
 def test_a_whole_group_is_killed(group: Path) -> None:
@@ -308,15 +558,27 @@ def test_history_is_bounded(tmp_path: Path) -> None:
 
 
 def test_metrics_are_prometheus_text() -> None:
-    """One type line a name, one value a line."""
+    """One help and one type line a name, one value a line, every name of ours described."""
     shared = watchdog.Shared(guard.Guard(), CONFIG, 121.6, Sample(0, 30, 20, 1.5), 12.0)
-    lines = watchdog.metrics(shared, {TERM: 1, KILL: 2}, "ready").splitlines()
-    types = [line.split()[2] for line in lines if line.startswith("#")]
-    assert len(types) == len(set(types))
+    shared.latency_s = 0.002
+    lines = watchdog.metrics(shared, {TERM: 1, KILL: 2}, "ready", 1e9 + 0.5).splitlines()
+    for mark in ("# HELP ", "# TYPE "):
+        named = [line.split()[2] for line in lines if line.startswith(mark)]
+        assert named == [f"dsv4_{name}" for name in watchdog.METRICS]
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert values['dsv4_watchdog_trips_total{action="kill"}'] == "2"
     assert float(values["dsv4_memory_available_bytes"]) == 30 * memory.GIB
-    assert watchdog.metrics(watchdog.Shared(guard.Guard(), CONFIG), {}, "unknown")
+    assert float(values["dsv4_watchdog_report_time_seconds"]) == 1e9 + 0.5
+    phases = {key: value for key, value in values.items() if "engine_phase" in key}
+    assert phases.pop('dsv4_engine_phase{phase="ready"}') == "1"
+    assert set(phases.values()) == {"0"}
+
+
+def test_metrics_without_a_sample_claim_nothing() -> None:
+    """No reading yet is no reading of zero."""
+    text = watchdog.metrics(watchdog.Shared(guard.Guard(), CONFIG), {}, "unknown", 1.0)
+    assert "memory_available" not in text
+    assert "watchdog_bad_samples_total 0" in text
 
 
 def test_names_of_records_sort() -> None:
@@ -342,7 +604,7 @@ def test_a_locked_watchdog_is_small() -> None:
     )
     library = str(Path(watchdog.__file__).parent.parent)
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
+        [sys.executable, "-P", "-S", "-c", code],  # as bin/dsv4 runs it
         env={"PYTHONPATH": library, "MALLOC_ARENA_MAX": "1"},
         capture_output=True,
         text=True,

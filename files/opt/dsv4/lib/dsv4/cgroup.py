@@ -7,7 +7,6 @@ and the kernel's own files do the work. systemd keeps the same tree in version 2
 
 import os
 import signal
-import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -19,10 +18,31 @@ ROUNDS: Final = 20
 child in the group."""
 
 
+def slices(directory: str) -> list[str]:
+    """Return the slices in a directory: where an owner's drop-in may have put the unit."""
+    try:
+        names = os.listdir(directory)  # noqa: PTH208  a Path for each costs more than the rest
+    except OSError:
+        return []
+    return [f"{directory}/{name}" for name in names if name.endswith(".slice")]
+
+
 def directories(unit: str, root: str = ROOT) -> list[str]:
-    """Return where the unit's control group is, in every hierarchy that has it."""
-    paths = (os.path.join(root, hierarchy, SLICE, unit) for hierarchy in HIERARCHIES)  # noqa: PTH118
-    return [path for path in paths if os.path.exists(f"{path}/cgroup.procs")]  # noqa: PTH110
+    """Return where the unit's control group is, in every hierarchy that has it.
+
+    In the slice where services are by default, or, with a `Slice=` of its owner's, in another one
+    or one below.
+    """
+    found = []
+    for hierarchy in HIERARCHIES:
+        home = os.path.join(root, hierarchy).rstrip("/")  # noqa: PTH118
+        places = [f"{home}/{SLICE}"]
+        if not os.path.exists(f"{places[0]}/{unit}/cgroup.procs"):  # noqa: PTH110
+            first = slices(home)
+            places = [*first, *(below for place in first for below in slices(place))]
+        paths = (f"{place}/{unit}" for place in places)
+        found += [path for path in paths if os.path.exists(f"{path}/cgroup.procs")]  # noqa: PTH110
+    return found
 
 
 def pids(paths: Iterable[str]) -> set[int]:
@@ -76,13 +96,3 @@ def kill(paths: list[str]) -> int:
             break
         struck |= fresh
     return len(struck)
-
-
-def wait_empty(paths: list[str], seconds: float) -> bool:
-    """Say whether the groups have emptied within a bound."""
-    end = time.monotonic() + seconds
-    while pids(paths):
-        if time.monotonic() >= end:
-            return False
-        time.sleep(0.02)
-    return True

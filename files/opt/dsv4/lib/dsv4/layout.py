@@ -52,6 +52,7 @@ LOGS: Final = Path("/var/log/dsv4")
 RUN: Final = Path("/run/dsv4")
 STARTED_JSON: Final = RUN / "started.json"
 PHASE_JSON: Final = RUN / "phase.json"
+PHASES: Final = ("starting", "loading", "profiling", "ready", "stopping", "stopped", "failed")
 RESTARTS_JSON: Final = RUN / "restarts.json"
 REFUSED_JSON: Final = RUN / "refused.json"
 FINGERPRINT_SALT: Final = RUN / "fingerprint.salt"

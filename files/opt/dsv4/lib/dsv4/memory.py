@@ -103,19 +103,47 @@ class BadMemInfo(ValueError):
     """The text is no /proc/meminfo; a watchdog skips such a sample, a gate waits for the next."""
 
 
-def parse_meminfo(text: str) -> MemInfo:
-    """Return the fields we decide by; raise `BadMemInfo` when a needed one is missing or absurd."""
-    values: dict[str, float] = {}
+DIGITS: Final = 12
+"""What a size in KiB can have: a petabyte is absurd, and longer numbers do not fit a float."""
+
+
+NEEDED: Final = frozenset({"MemTotal", "MemFree", "MemAvailable"})
+TOLD: Final = NEEDED | {"Cached", "Dirty", "CmaTotal", "CmaFree"}
+
+
+def sizes(text: str, wanted: frozenset[str] | None = None) -> dict[str, float]:
+    """Return the sizes that /proc/meminfo names, GiB.
+
+    + wanted: stop when these are found, which for a watchdog's few is after five of fifty lines
+
+    A size without its unit is none: in a text that was cut off, the last number may have lost
+    digits, and would look like memory that is gone.
+    """
+    found: dict[str, float] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
-        number = rest.split()
-        if number and number[0].isdecimal():
-            values[name] = int(number[0]) / KIB_PER_GIB
+        if wanted is not None and name not in wanted:
+            continue
+        words = rest.split()
+        if words[1:] == ["kB"] and words[0].isdecimal() and len(words[0]) <= DIGITS:
+            found[name] = int(words[0]) / KIB_PER_GIB
+            if wanted is not None and len(found) == len(wanted):
+                break
+    return found
+
+
+def parse_meminfo(text: str, wanted: frozenset[str] = TOLD) -> MemInfo:
+    """Return the fields we decide by; raise `BadMemInfo` when a needed one is missing or absurd.
+
+    + wanted: at least `NEEDED`; what is left out reads as 0
+    """
+    values = sizes(text, wanted)
     try:
         total, free, available = (values[k] for k in ("MemTotal", "MemFree", "MemAvailable"))
     except KeyError as error:
         raise BadMemInfo(f"meminfo has no {error.args[0]}") from None
-    if total <= 0 or free > total or available > total:
+    # A running kernel never gives its last page away: all zero is a file that is not filled
+    if total <= 0 or free <= 0 or free > total or available > total:
         raise BadMemInfo(f"meminfo is absurd: total {total}, free {free}, available {available}")
     return MemInfo(
         total=total,

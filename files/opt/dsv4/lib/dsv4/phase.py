@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dsv4 import layout, store
 
-PHASES: Final = ("starting", "loading", "profiling", "ready", "stopping", "stopped", "failed")
+PHASES: Final = layout.PHASES
 
 
 def write(name: str, detail: dict[str, Any] | None = None, path: Path = layout.PHASE_JSON) -> None:

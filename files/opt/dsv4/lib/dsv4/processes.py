@@ -15,6 +15,7 @@ ENGINE_PREFIX: Final = "VLLM::"
 """vLLM renames its workers; the kernel keeps 15 bytes of it (`VLLM::EngineCor`)."""
 
 KIB_PER_GIB: Final = 1 << 20
+GIB: Final = 1 << 30
 COMMAND_SHOWN: Final = 120
 
 
@@ -50,11 +51,21 @@ def start_ticks(stat: str) -> int:
     return int(stat.rpartition(")")[2].split()[19])
 
 
+def is_dead(status: dict[str, str]) -> bool:
+    """Say whether a process has ended and only waits for its parent to notice: it holds nothing.
+
+    One whose first thread has ended while others go on looks alike and is not dead.
+    """
+    return status.get("State", "")[:1] in {"Z", "X"} and status.get("Threads", "1") == "1"
+
+
 def read_process(pid: int, proc: Path = PROC, uptime: float = 0.0) -> Process | None:
-    """Return one process, None when it is gone or its files cannot be read."""
+    """Return one process, None when it is gone, dead, or its files cannot be read."""
     home = proc / str(pid)
     try:
         status = parse_status((home / "status").read_text(errors="replace"))
+        if is_dead(status):
+            return None
         command = (home / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         started = start_ticks((home / "stat").read_text(errors="replace"))
         return Process(
@@ -71,15 +82,46 @@ def read_process(pid: int, proc: Path = PROC, uptime: float = 0.0) -> Process | 
         return None
 
 
+def uptime(proc: Path = PROC) -> float:
+    """Return how long the machine has been up, seconds; 0 when it cannot be told."""
+    try:
+        return float((proc / "uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def pids(proc: Path = PROC) -> list[int]:
+    """Return every process's number."""
+    # A Path for each entry costs more than the read
+    return [int(name) for name in os.listdir(proc) if name.isdigit()]  # noqa: PTH208
+
+
 def read_all(proc: Path = PROC) -> Iterator[Process]:
     """Yield every process that can be read."""
-    try:
-        uptime = float((proc / "uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        uptime = 0.0
-    for name in os.listdir(proc):  # noqa: PTH208  a Path for each entry costs more than the read
-        if name.isdigit() and (process := read_process(int(name), proc, uptime)):
+    up = uptime(proc)
+    for pid in pids(proc):
+        if process := read_process(pid, proc, up):
             yield process
+
+
+def resident(pid: int, proc: Path = PROC) -> int:
+    """Return a process's resident memory in pages, 0 when it is gone."""
+    try:
+        with open(f"{proc}/{pid}/statm", "rb") as handle:  # noqa: PTH123
+            return int(handle.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def top(count: int, proc: Path = PROC) -> list[Process]:
+    """Return the `count` processes with most resident memory, largest first.
+
+    Reads one small file of each and the rest of those few only, so that the watchdog can afford it.
+    """
+    sizes = sorted(((resident(pid, proc), pid) for pid in pids(proc)), reverse=True)[:count]
+    up = uptime(proc)
+    found = (read_process(pid, proc, up) for _, pid in sizes)
+    return [process for process in found if process is not None]
 
 
 def in_unit(process: Process, unit: str) -> bool:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +41,7 @@ THREAD_STACK: Final = 256 * 1024
 
 KEPT_S: Final = 60.0
 MEMINFO_BYTES: Final = 8192
+WATCHED: Final = memory.NEEDED | {"Cached"}
 ALIVE_EVERY_S: Final = 1.0
 LATE_FACTOR: Final = 3.0
 RECOVERED_GIB: Final = 0.1
@@ -48,7 +49,15 @@ ABSURD_GIB: Final = 4.0
 """MemAvailable is MemFree, less the kernel's reserves, plus what it can reclaim. So far below
 MemFree it can only be a bad reading."""
 
+FASTEST_GIB_S: Final = 100.0
+"""No program takes memory faster: a page is cleared before it is handed out, at 273 GB/s at most,
+and the fastest fall on record is 14 GiB/s. What falls faster is looked at once more."""
+DOUBT_S: Final = 0.02
+
 REPORT_EVERY_S: Final = 15.0
+REPORT_LOW_EVERY_S: Final = 2.0
+LOW: Final = 2.0
+"""Below this many soft floors, who uses memory is looked at more often: it may be needed soon."""
 RECORDS_KEPT: Final = 100
 TOP: Final = 8
 
@@ -106,6 +115,17 @@ def config_of(limits: guard.Memory) -> Config:
 def sane(info: memory.MemInfo) -> bool:
     """Say whether a reading can be true."""
     return info.available >= info.free - ABSURD_GIB
+
+
+def doubtful(before: Sample | None, sample: Sample) -> bool:
+    """Say whether memory can have fallen like this since the sample before.
+
+    A reading that cannot be true by itself is told apart by `sane`; this is one that makes sense
+    alone and not beside the other.
+    """
+    if before is None:
+        return False
+    return before.available - sample.available > FASTEST_GIB_S * max(sample.t - before.t, 1e-3)
 
 
 def fall_rate(history: Sequence[Sample], sample: Sample) -> float:
@@ -181,8 +201,10 @@ class Shared:
     total: float = 0.0
     last: Sample | None = None
     lowest: float = float("inf")
+    cached: float = 0.0
     bad: int = 0
     late: int = 0
+    latency_s: float | None = None
     trips: deque[Trip] = field(default_factory=deque)
     wake: threading.Event = field(default_factory=threading.Event)
 
@@ -190,9 +212,12 @@ class Shared:
 class Guardian:
     """The loop's state: samples, and what has been done to the engine."""
 
-    def __init__(self, shared: Shared, uid: int | None) -> None:
+    def __init__(
+        self, shared: Shared, uid: int | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.shared = shared
         self.uid = uid
+        self.clock = clock
         self.history: deque[Sample] = deque()
         self.asked_at: float | None = None
         self.trip: Trip | None = None
@@ -222,7 +247,7 @@ class Guardian:
         groups, engine = self.engine()
         if not engine:
             if self.trip is not None:
-                self.trip.gone_ms = (time.monotonic() - self.trip.sample.t) * 1000
+                self.trip.gone_ms = (self.clock() - self.trip.sample.t) * 1000
                 self.hand_over(self.trip)
             self.asked_at, self.trip = None, None
             return
@@ -234,7 +259,7 @@ class Guardian:
         else:
             return
         if self.trip is None or self.trip.action != verdict.action:
-            now = time.monotonic()
+            now = self.clock()
             self.trip = Trip(
                 name=self.trip.name if self.trip else stamp(),
                 action=verdict.action,
@@ -277,45 +302,75 @@ def open_or_none(path: str) -> int | None:
         return None
 
 
-def watch(guardian: Guardian, meminfo: int, pressure: int | None) -> None:
-    """Sample for ever. A reading that makes no sense is counted and skipped."""
+Source = Callable[[], tuple[str, float]]
+
+
+def files(meminfo: int, pressure: int | None) -> Source:
+    """Return what gives the text of /proc/meminfo and the pressure, from files that are open."""
+    return lambda: (os.pread(meminfo, MEMINFO_BYTES, 0).decode(), read_pressure(pressure))
+
+
+def take(shared: Shared, source: Source, now: float) -> Sample | None:
+    """Return a sample; a reading that makes no sense is counted and gives none."""
+    try:
+        text, pressure = source()
+        info = memory.parse_meminfo(text, WATCHED)
+    except (OSError, ValueError):
+        info = None
+    if info is None or not sane(info):
+        shared.bad += 1
+        return None
+    shared.total, shared.cached = info.total, info.cached
+    return Sample(now, info.available, info.free, pressure)
+
+
+def watch(
+    guardian: Guardian,
+    source: Source,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Sample for ever. One reading that is doubtful beside the last is no reading: it is counted,
+    and the next one, taken at once, counts instead.
+    """
     shared = guardian.shared
-    due = time.monotonic()
-    alive = 0.0
+    due = clock()
+    alive = due - ALIVE_EVERY_S
     while True:
-        now = time.monotonic()
-        try:
-            info = memory.parse_meminfo(os.pread(meminfo, MEMINFO_BYTES, 0).decode())
-            good = sane(info)
-        except (OSError, ValueError):
-            good = False
-        if good:
-            shared.total = info.total
-            shared.last = Sample(now, info.available, info.free, read_pressure(pressure))
-            shared.lowest = min(shared.lowest, info.available)
-            guardian.look(shared.last)
-        else:
+        sample = take(shared, source, clock())
+        if sample is not None and doubtful(shared.last, sample):
             shared.bad += 1
+            sleep(DOUBT_S)
+            sample = take(shared, source, clock())
+        if sample is not None:
+            shared.last = sample
+            shared.lowest = min(shared.lowest, sample.available)
+            guardian.look(sample)
+        now = clock()
         if now - alive >= ALIVE_EVERY_S:
             alive = now
             notify("WATCHDOG=1")
         period = shared.config.sample_s
         due += period
-        left = due - time.monotonic()
+        left = due - now
         if left < -period * LATE_FACTOR:
             shared.late += 1
-            due = time.monotonic()
-        time.sleep(max(0.001, left))
+            due = now
+        sleep(max(0.001, left))
 
 
 # The second thread: records, metrics, status. It may wait on a disk; the loop never waits for it.
 
 
-def replace(path: Path, text: str) -> None:
-    """Replace a small file whole."""
+def replace(path: Path, text: str, *, sync: bool = False) -> None:
+    """Replace a small file whole (`store` does the same with modules that are not wanted here)."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text)
-    temporary.chmod(0o644)
+    with temporary.open("w") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fchmod(handle.fileno(), 0o644)
+        if sync:
+            os.fsync(handle.fileno())
     temporary.replace(path)
 
 
@@ -359,30 +414,57 @@ def record_of(trip: Trip, shared: Shared, top: list[str], top_age: float) -> dic
     }
 
 
-def metrics(shared: Shared, trips: dict[str, int], phase: str) -> str:
+METRICS: Final = {
+    "memory_total_bytes": ("gauge", "MemTotal of the last sane sample."),
+    "memory_available_bytes": ("gauge", "MemAvailable of the last sane sample."),
+    "memory_free_bytes": ("gauge", "MemFree of the last sane sample; what CUDA sees follows it."),
+    "memory_cached_bytes": ("gauge", "Page cache of the last sane sample."),
+    "memory_pressure_some_avg10": ("gauge", "PSI memory: percent of 10 s that a task waited."),
+    "memory_available_lowest_bytes": ("gauge", "Lowest MemAvailable since the watchdog started."),
+    "watchdog_floor_bytes": ("gauge", "MemAvailable at which the watchdog asks (soft) or kills."),
+    "watchdog_trips_total": ("counter", "Interventions that are on record, by what was done."),
+    "watchdog_kill_latency_seconds": ("gauge", "From sample to signal at the last intervention."),
+    "watchdog_bad_samples_total": ("counter", "Readings that made no sense and were skipped."),
+    "watchdog_late_samples_total": ("counter", "Samples that came three periods late or more."),
+    "watchdog_report_time_seconds": ("gauge", "When this file was written, seconds since 1970."),
+    "engine_phase": ("gauge", "1 for the phase of the engine's start, 0 for the others."),
+}
+"""Kind and help of each metric; `dsv4_` goes before the name."""
+
+
+def metrics(shared: Shared, trips: dict[str, int], phase: str, now: float) -> str:
     """Return the text for node_exporter's text file collector."""
-    last, config = shared.last, shared.config
-    gib = memory.GIB
-    rows = [
-        ("memory_total_bytes", "gauge", "", shared.total * gib),
-        ("memory_available_bytes", "gauge", "", last.available * gib if last else 0),
-        ("memory_free_bytes", "gauge", "", last.free * gib if last else 0),
-        ("memory_pressure_some_avg10", "gauge", "", last.pressure if last else 0),
-        ("memory_available_lowest_bytes", "gauge", "", (shared.lowest if last else 0) * gib),
-        ("watchdog_floor_bytes", "gauge", '{floor="hard"}', config.hard * gib),
-        ("watchdog_floor_bytes", "gauge", '{floor="soft"}', config.soft * gib),
-        *[("watchdog_trips_total", "counter", f'{{action="{k}"}}', n) for k, n in trips.items()],
-        ("watchdog_bad_samples_total", "counter", "", shared.bad),
-        ("watchdog_late_samples_total", "counter", "", shared.late),
-        ("engine_phase", "gauge", f'{{phase="{phase}"}}', 1),
-    ]
+    last, config, gib = shared.last, shared.config, memory.GIB
+    values: dict[str, dict[str, float]] = {
+        "watchdog_floor_bytes": {
+            'floor="hard"': config.hard * gib,
+            'floor="soft"': config.soft * gib,
+        },
+        "watchdog_trips_total": {f'action="{name}"': count for name, count in trips.items()},
+        "watchdog_bad_samples_total": {"": shared.bad},
+        "watchdog_late_samples_total": {"": shared.late},
+        "watchdog_report_time_seconds": {"": now},
+        "engine_phase": {f'phase="{name}"': float(name == phase) for name in layout.PHASES},
+    }
+    if last is not None:
+        values |= {
+            "memory_total_bytes": {"": shared.total * gib},
+            "memory_available_bytes": {"": last.available * gib},
+            "memory_free_bytes": {"": last.free * gib},
+            "memory_cached_bytes": {"": shared.cached * gib},
+            "memory_pressure_some_avg10": {"": last.pressure},
+            "memory_available_lowest_bytes": {"": shared.lowest * gib},
+        }
+    if shared.latency_s is not None:
+        values["watchdog_kill_latency_seconds"] = {"": shared.latency_s}
     lines: list[str] = []
-    seen = ""
-    for name, kind, labels, value in rows:
-        if name != seen:
-            lines.append(f"# TYPE dsv4_{name} {kind}")
-            seen = name
-        lines.append(f"dsv4_{name}{labels} {value:.10g}")
+    for name, (kind, help_text) in METRICS.items():
+        if rows := values.get(name):
+            lines += [f"# HELP dsv4_{name} {help_text}", f"# TYPE dsv4_{name} {kind}"]
+            lines += [
+                f"dsv4_{name}{f'{{{labels}}}' if labels else ''} {value:.12g}"
+                for labels, value in rows.items()
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -405,13 +487,19 @@ class Reporter(threading.Thread):
     def run(self) -> None:
         """Wait for a trip or for the next round; nothing that fails here ends the thread."""
         while True:
-            self.shared.wake.wait(REPORT_EVERY_S)
+            self.shared.wake.wait(self.period())
             self.shared.wake.clear()
             for work in (self.write_trips, self.reread, self.look_around, self.write_metrics):
                 try:
                     work()
-                except (OSError, ValueError) as error:
-                    sys.stderr.write(f"dsv4 watchdog: {work.__name__}: {error}\n")
+                except Exception as error:
+                    sys.stderr.write(f"dsv4 watchdog: {work.__name__}: {error!r}\n")
+
+    def period(self) -> float:
+        """Return how long to wait for the next round."""
+        last = self.shared.last
+        low = last is not None and last.available < LOW * self.shared.config.soft
+        return REPORT_LOW_EVERY_S if low else REPORT_EVERY_S
 
     def write_trips(self) -> None:
         """Write the records that wait, and say so."""
@@ -419,6 +507,7 @@ class Reporter(threading.Thread):
             trip = self.shared.trips.popleft()
             age = time.monotonic() - self.top_at
             text = json.dumps(record_of(trip, self.shared, self.top, age))
+            self.shared.latency_s = trip.latency_ms / 1000
             if trip.gone_ms is None:
                 self.trips[trip.action] += 1
                 word = "killed" if trip.action == KILL else "asked to stop"
@@ -426,7 +515,7 @@ class Reporter(threading.Thread):
                     f"dsv4 watchdog: {self.shared.guard.unit} {word}: {trip.reason}"
                     f" ({trip.signalled} processes, {trip.latency_ms:.1f} ms)\n"
                 )
-            replace(layout.WATCHDOG_RECORDS / f"{trip.name}.json", text)
+            replace(layout.WATCHDOG_RECORDS / f"{trip.name}.json", text, sync=True)
         for path in sorted(layout.WATCHDOG_RECORDS.glob("*.json"))[:-RECORDS_KEPT]:
             path.unlink(missing_ok=True)
 
@@ -443,7 +532,7 @@ class Reporter(threading.Thread):
 
     def look_around(self) -> None:
         """Remember who uses memory: at a kill there is no time to ask."""
-        self.top = [str(p) for p in processes.largest(list(processes.read_all()), TOP)]
+        self.top = [str(process) for process in processes.top(TOP)]
         self.top_at = time.monotonic()
 
     def write_metrics(self) -> None:
@@ -453,7 +542,7 @@ class Reporter(threading.Thread):
             said = f"{last.available:.1f} GiB available; {describe(self.shared.config)}"
             notify(f"STATUS={said}; tools {VERSION}")
         phase = str(read_object(layout.PHASE_JSON).get("phase", "unknown"))
-        replace(layout.METRICS_FILE, metrics(self.shared, self.trips, phase))
+        replace(layout.METRICS_FILE, metrics(self.shared, self.trips, phase, time.time()))
 
 
 def describe(config: Config) -> str:
@@ -515,7 +604,7 @@ def main(argv: list[str]) -> int:
     reporter.start()
     sys.stderr.write(f"dsv4 watchdog: {config.unit}: {describe(shared.config)}\n")
     notify(f"READY=1\nSTATUS={describe(shared.config)}; tools {VERSION}")
-    watch(Guardian(shared, uid), meminfo, open_or_none("/proc/pressure/memory"))
+    watch(Guardian(shared, uid), files(meminfo, open_or_none("/proc/pressure/memory")))
     return 0
 
 
