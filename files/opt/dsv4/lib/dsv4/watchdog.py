@@ -168,7 +168,8 @@ def decide(
         return Verdict(NONE, "", to_floor)
     recent = [*history[len(history) - config.soft_samples + 1 :], sample]
     below = len(recent) >= config.soft_samples and all(s.available <= config.soft for s in recent)
-    if below and sample.available <= recent[0].available + RECOVERED_GIB:
+    # On its way up from the lowest of them it is a dip that passes
+    if below and sample.available <= min(s.available for s in recent) + RECOVERED_GIB:
         why = (
             f"{sample.available:.2f} GiB available, at or below the soft floor of"
             f" {config.soft:.2f} for {len(recent)} samples"
