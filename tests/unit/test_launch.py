@@ -109,6 +109,9 @@ def test_only_what_is_ours_is_stale() -> None:
     ]
     stale = lifecycle.stale(found, guard.Guard(), 990, 11)
     assert [p.pid for p in stale] == [20, 21, 24]
+    # With the GPU open its name does not matter; its user still does
+    stale = lifecycle.stale(found, guard.Guard(), 990, 11, on_gpu={11, 22, 23, 25})
+    assert [p.pid for p in stale] == [20, 21, 22, 24]
 
 
 def test_a_group_below_the_units_is_the_units() -> None:

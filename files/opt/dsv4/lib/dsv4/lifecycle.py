@@ -18,7 +18,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -104,9 +104,16 @@ def ancestors(processes_by_pid: Mapping[int, processes.Process], pid: int) -> se
 
 
 def stale(
-    found: Iterable[processes.Process], config: guard.Guard, uid: int | None, own: int
+    found: Iterable[processes.Process],
+    config: guard.Guard,
+    uid: int | None,
+    own: int,
+    on_gpu: Container[int] = (),
 ) -> list[processes.Process]:
-    """Return what is left of an earlier engine: in our unit's group, or an engine of our user's."""
+    """Return what is left of an earlier engine: in our unit's group, or an engine of our user's.
+
+    + on_gpu: who uses the GPU; of our user's processes those are engines whatever their name
+    """
     by_pid = {process.pid: process for process in found}
     ours = ancestors(by_pid, own)
     return [
@@ -115,14 +122,17 @@ def stale(
         if pid not in ours
         and (
             processes.in_unit(process, config.unit)
-            or (process.uid == uid and process.comm.startswith(processes.ENGINE_PREFIX))
+            or (
+                process.uid == uid
+                and (process.comm.startswith(processes.ENGINE_PREFIX) or pid in on_gpu)
+            )
         )
     ]
 
 
 def end_stale(config: guard.Guard, uid: int | None) -> Iterator[str]:
     """Kill what an earlier engine left and wait until it is gone; yield what would not go."""
-    left = stale(processes.read_all(), config, uid, os.getpid())
+    left = stale(processes.read_all(), config, uid, os.getpid(), processes.using(processes.GPU))
     for process in left:
         say(f"killing a leftover of an earlier engine: {process}")
     cgroup.send((process.pid for process in left), signal.SIGKILL)

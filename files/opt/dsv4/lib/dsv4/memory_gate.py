@@ -5,18 +5,23 @@ stop waits here instead of failing and looping. What must be free is utilisation
 what is free is MemFree on a GPU route and MemAvailable on a CPU one (`memory.free_for_engine` says
 why). Page cache of the pack was dropped before this by `cache_drop`; that of other files counts as
 used, as it does for CUDA, and is named.
+
+Memory that neither comes back nor belongs to anybody is the driver's until a reboot: then the
+start is given up for good, because the next one would end the same.
 """
 
 import argparse
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import guard, launch, layout, memory, notify, phase, processes, systemd
+from dsv4 import guard, launch, layout, machine, memory, notify, phase, processes, store, systemd
 
 POLL_S: Final = 0.5
 SAID_EVERY_S: Final = 10.0
@@ -24,8 +29,10 @@ HOLDER_GIB: Final = 1.0
 NAMED: Final = 3
 UNACCOUNTED_GIB: Final = 4.0
 """What no process, cache or kernel table accounts for; a machine at rest has less than this."""
+RISE_S: Final = 10.0
+RISE_GIB: Final = 0.5
+"""Memory that rose this much in the last while before the bound is on its way back."""
 
-DEVICE: Final = "/dev/nvidia"
 HOLDS_NOTHING: Final = "nvidia-persiste"
 """NVIDIA's own daemon (as the kernel cuts its name) has the GPU open at all times."""
 
@@ -52,69 +59,127 @@ class Need:
 
 @dataclass(frozen=True)
 class Blame:
-    """What holds the memory that is missing, GiB."""
+    """What holds the memory that is missing, GiB.
+
+    + holders: in words, most memory first
+    + unaccounted: used, and by no process, cache or kernel table
+    + known_on_gpu: how much of that nvidia-smi gives to processes; None when it cannot say so of
+      all that have the GPU open
+    """
 
     holders: tuple[str, ...]
-    cached: float
+    info: memory.MemInfo
     unaccounted: float
-    gpu_open: bool
-    handover_bug: bool
+    known_on_gpu: float | None
+
+    @property
+    def handover(self) -> float:
+        """What a kernel with the handover fault keeps; 0 on others."""
+        return max(0.0, self.info.cma_free - self.info.cma_total)
+
+    @property
+    def pinned(self) -> float:
+        """What is left when everybody's share is taken off: the driver's, until a reboot."""
+        if self.known_on_gpu is None:
+            return 0.0
+        return max(0.0, self.unaccounted - self.known_on_gpu - self.handover)
+
+
+@dataclass(frozen=True)
+class Waited:
+    """How a wait ended: GiB free, seconds, and how much came back in the last seconds of it."""
+
+    passed: bool
+    have: float
+    seconds: float
+    rise: float = 0.0
 
 
 def unaccounted(text: str) -> float:
     """Return the memory that /proc/meminfo shows as used without saying by what, GiB."""
-    values: dict[str, int] = {}
-    for entry in text.splitlines():
-        name, _, rest = entry.partition(":")
-        number = rest.split()
-        if number and number[0].isdigit():
-            values[name] = int(number[0])
-    used = values.get("MemTotal", 0) - values.get("MemFree", 0)
-    known = sum(values.get(name, 0) for name in KERNEL_USES)
-    return max(0, used - known) / memory.KIB_PER_GIB
+    values = memory.sizes(text)
+    used = values.get("MemTotal", 0.0) - values.get("MemFree", 0.0)
+    return max(0.0, used - sum(values.get(name, 0.0) for name in KERNEL_USES))
 
 
-def blame(text: str, found: list[processes.Process], devices: dict[int, list[str]]) -> Blame:
-    """Return who and what holds memory: large processes, and whoever has the GPU open."""
-    on_gpu = {p.pid for p in found if p.pid in devices and p.comm != HOLDS_NOTHING}
+def blame(
+    text: str,
+    found: list[processes.Process],
+    devices: set[int],
+    on_gpu: Mapping[int, float | None],
+) -> Blame:
+    """Return who and what holds memory.
+
+    + devices: who has the GPU's device files open or mapped
+    + on_gpu: GiB on the GPU by process, as nvidia-smi says; None where it does not
+    """
     engines = {p.pid for p in found if p.comm.startswith(processes.ENGINE_PREFIX)}
-    named = [p for p in found if p.rss >= HOLDER_GIB or p.pid in on_gpu | engines]
-    info = memory.parse_meminfo(text)
+    users = (devices | engines | set(on_gpu)) - {p.pid for p in found if p.comm == HOLDS_NOTHING}
+    gib = {p.pid: on_gpu.get(p.pid) for p in found if p.pid in users}
+    named = [p for p in found if p.rss >= HOLDER_GIB or p.pid in gib]
+    named.sort(key=lambda p: -(p.rss + (gib.get(p.pid) or 0.0)))
+    told = [held for held in gib.values() if held is not None]
     return Blame(
-        holders=tuple(
-            f"{process}{', has the GPU open' if process.pid in on_gpu else ''}"
-            for process in processes.largest(named, NAMED)
-        ),
-        cached=info.cached,
+        holders=tuple(describe(process, gib) for process in named[:NAMED]),
+        info=memory.parse_meminfo(text),
         unaccounted=unaccounted(text),
-        gpu_open=bool(on_gpu | engines),
-        handover_bug=info.cma_free > info.cma_total,
+        known_on_gpu=sum(told) if len(told) == len(gib) else None,
     )
 
 
-def explain(need: Need, have: float, waited: float, why: Blame) -> str:
+def describe(process: processes.Process, on_gpu: Mapping[int, float | None]) -> str:
+    """Return a holder in words."""
+    if process.pid not in on_gpu:
+        return str(process)
+    held = on_gpu[process.pid]
+    return f"{process}, {'has the GPU open' if held is None else f'{held:.1f} GiB on the GPU'}"
+
+
+def figures_of(info: memory.MemInfo) -> str:
+    """Return the figures that are easily taken for each other."""
+    text = (
+        f"MemFree {info.free:.1f}, MemAvailable {info.available:.1f}, page cache {info.cached:.1f}"
+    )
+    if info.cma_total or info.cma_free:
+        text += f", CMA {info.cma_total:.1f} ({info.cma_free:.1f} free)"
+    return f"{text} GiB"
+
+
+def explain(need: Need, waited: Waited, why: Blame) -> str:
     """Return the refusal: wanted, have, holder, and the highest utilisation that would pass."""
-    highest = memory.startable_utilisation(need.total, have, need.margin)
-    kind = memory.free_kind(need.device)
+    highest = memory.startable_utilisation(need.total, waited.have, need.margin)
+    cuda = need.device != "cpu"
     text = (
         f"wanted {need.wanted:.1f} GiB free ({need.utilisation:.2f} x {need.total:.1f} +"
-        f" {need.margin:.1f}), have {have:.1f} GiB ({kind}) after {waited:.0f} s"
+        f" {need.margin:.1f}), have {waited.have:.1f} GiB ({memory.free_kind(need.device)}) after"
+        f" {waited.seconds:.0f} s; {figures_of(why.info)}"
     )
     if why.holders:
         text += f"; holders: {'; '.join(why.holders)}"
-    if need.device != "cpu" and why.cached >= HOLDER_GIB:
-        text += f"; {why.cached:.1f} GiB are page cache of other files"
-    if why.handover_bug:
+    if cuda and why.info.cached >= HOLDER_GIB:
+        text += f"; {why.info.cached:.1f} GiB are page cache of other files"
+    if why.handover:
         text += (
             "; CmaFree is above CmaTotal, the mark of a kernel that keeps memory for handover;"
             " `kho=off` on its command line is the reported way out"
         )
-    if not why.gpu_open and why.unaccounted >= UNACCOUNTED_GIB:
+    if waited.rise >= RISE_GIB:
         text += (
-            f"; {why.unaccounted:.1f} GiB are held by no process and no cache: pinned by the"
+            f"; it is coming back ({waited.rise:.1f} GiB in the last {RISE_S:.0f} s):"
+            " memory_gate_wait_s is how long a start waits for that"
+        )
+    elif why.pinned >= UNACCOUNTED_GIB:
+        text += (
+            f"; {why.pinned:.1f} GiB are held by no process and no cache: pinned by the"
             " driver, reboot needed"
         )
     return f"{text}; the highest utilisation that passes now is {highest:.2f}"
+
+
+def lost(need: Need, waited: Waited, why: Blame) -> bool:
+    """Say whether only a reboot brings back what is missing, so that no further start can help."""
+    enough = waited.have + why.pinned >= need.wanted
+    return enough and waited.rise < RISE_GIB and why.pinned >= UNACCOUNTED_GIB
 
 
 def wait(
@@ -124,22 +189,26 @@ def wait(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     tell: Callable[[float, float], None] = lambda have, waited: None,
-) -> tuple[bool, float, float]:
-    """Wait until enough is free: whether it is, what is free, how long it took.
+) -> Waited:
+    """Wait until enough is free.
 
     A sample that makes no sense is no answer; the next one is waited for within the same bound.
     """
     started = clock()
     have = 0.0
+    recent: deque[tuple[float, float]] = deque()
     while True:
         info = sample()
         waited = clock() - started
         if info is not None:
             have = memory.free_for_engine(info, need.device)
+            recent.append((waited, have))
+            while recent[0][0] < waited - RISE_S:
+                recent.popleft()
             if have >= need.wanted:
-                return True, have, waited
+                return Waited(True, have, waited)
         if waited >= bound:
-            return False, have, waited
+            return Waited(False, have, waited, have - recent[0][1] if recent else 0.0)
         tell(have, waited)
         sleep(min(POLL_S, max(0.01, bound - waited)))
 
@@ -168,20 +237,54 @@ class Teller:
             notify.notify(f"STATUS={text}")
 
 
+def on_gpu() -> dict[int, float | None]:
+    """Return GiB on the GPU by process; on a GB10 nvidia-smi knows that, if it knows anything."""
+    mib = {row["pid"]: row["mib"] for row in machine.holders()}
+    return {pid: None if found is None else found / 1024 for pid, found in mib.items()}
+
+
+def sane_text(path: Path, bound: float) -> str:
+    """Return a reading that makes sense, waited for within a bound; else raise what is wrong."""
+    end = time.monotonic() + bound
+    while True:
+        try:
+            text = path.read_text()
+            memory.parse_meminfo(text)
+        except (OSError, ValueError):
+            if time.monotonic() >= end:
+                raise
+            time.sleep(min(POLL_S, max(0.01, end - time.monotonic())))
+        else:
+            return text
+
+
 def gate(config: guard.Guard, meminfo: Path, bound: float) -> tuple[bool, str, dict[str, Any]]:
     """Run the gate: whether the engine may start, one line, and the figures."""
     limits = config.memory
-    total = memory.read_meminfo(meminfo).total
+    begun = time.monotonic()
+    total = memory.parse_meminfo(sane_text(meminfo, bound)).total
+    left = max(0.0, bound - (time.monotonic() - begun))
     need = Need(total, limits.utilisation, limits.gate_margin_gib, limits.device)
-    passed, have, waited = wait(need, bound, lambda: read_sane(meminfo), tell=Teller(need))
-    figures: dict[str, Any] = {"wanted_gib": need.wanted, "have_gib": have, "waited_s": waited}
-    if passed:
-        return True, f"{have:.1f} GiB free, {need.wanted:.1f} needed, {waited:.1f} s", figures
-    why = blame(meminfo.read_text(), list(processes.read_all()), processes.holding(DEVICE))
-    figures["holders"] = list(why.holders)
-    figures["unaccounted_gib"] = why.unaccounted
-    figures["highest_utilisation"] = memory.startable_utilisation(total, have, need.margin)
-    return False, explain(need, have, waited, why), figures
+    waited = wait(need, left, lambda: read_sane(meminfo), tell=Teller(need))
+    figures: dict[str, Any] = {
+        "wanted_gib": need.wanted,
+        "have_gib": waited.have,
+        "waited_s": waited.seconds,
+    }
+    if waited.passed:
+        text = f"{waited.have:.1f} GiB free, {need.wanted:.1f} needed, {waited.seconds:.1f} s"
+        return True, text, figures
+    text = sane_text(meminfo, POLL_S)
+    why = blame(text, list(processes.read_all()), processes.using(processes.GPU), on_gpu())
+    figures |= {
+        "holders": list(why.holders),
+        "meminfo_gib": asdict(why.info),
+        "unaccounted_gib": why.unaccounted,
+        "pinned": lost(need, waited, why),
+        "rise_gib": waited.rise,
+        "highest_utilisation": memory.startable_utilisation(total, waited.have, need.margin),
+    }
+    return False, explain(need, waited, why), figures
 
 
 def main(argv: list[str]) -> int:
@@ -205,7 +308,12 @@ def main(argv: list[str]) -> int:
         passed, text, figures, status = False, f"cannot tell: {error}", {}, 3
     sys.stderr.write(f"dsv4 memory_gate: {text}\n")
     if not passed:
-        phase.write("failed", {"reason": f"memory: {text}"})
+        reason = f"memory: {text}"
+        phase.write("failed", {"reason": reason})
+        if figures.get("pinned") and "INVOCATION_ID" in os.environ:
+            # Another automatic start would find the same; `launch` ends this one for good
+            store.write_json(layout.REFUSED_JSON, {"reason": reason})
+            status = 0
     if options.json:
         print(json.dumps({"ok": passed, "text": text, **figures}))
     return status

@@ -14,8 +14,10 @@ PROC: Final = Path("/proc")
 ENGINE_PREFIX: Final = "VLLM::"
 """vLLM renames its workers; the kernel keeps 15 bytes of it (`VLLM::EngineCor`)."""
 
+GPU: Final = "/dev/nvidia"
+"""How the paths of the GPU's device files begin; who has one open or mapped uses it."""
+
 KIB_PER_GIB: Final = 1 << 20
-GIB: Final = 1 << 30
 COMMAND_SHOWN: Final = 120
 
 
@@ -32,9 +34,20 @@ class Process:
     age: float
     cgroup: str
 
+    @property
+    def unit(self) -> str | None:
+        """The systemd unit it belongs to, the innermost one."""
+        paths = (line.rpartition(":")[2] for line in self.cgroup.splitlines())
+        parts = (part for path in paths for part in reversed(path.split("/")))
+        return next((part for part in parts if part.endswith((".service", ".scope"))), None)
+
     def __str__(self) -> str:
         """Name it the way an owner looks for it."""
-        return f"pid {self.pid} ({self.command or self.comm}), {self.rss:.1f} GiB, {self.age:.0f} s"
+        where = f" in {self.unit}" if self.unit else ""
+        return (
+            f"pid {self.pid} ({self.command or self.comm}){where}, {self.rss:.1f} GiB,"
+            f" {self.age:.0f} s old"
+        )
 
 
 def parse_status(text: str) -> dict[str, str]:
@@ -90,7 +103,7 @@ def uptime(proc: Path = PROC) -> float:
         return 0.0
 
 
-def pids(proc: Path = PROC) -> list[int]:
+def all_pids(proc: Path = PROC) -> list[int]:
     """Return every process's number."""
     # A Path for each entry costs more than the read
     return [int(name) for name in os.listdir(proc) if name.isdigit()]  # noqa: PTH208
@@ -99,7 +112,7 @@ def pids(proc: Path = PROC) -> list[int]:
 def read_all(proc: Path = PROC) -> Iterator[Process]:
     """Yield every process that can be read."""
     up = uptime(proc)
-    for pid in pids(proc):
+    for pid in all_pids(proc):
         if process := read_process(pid, proc, up):
             yield process
 
@@ -118,7 +131,7 @@ def top(count: int, proc: Path = PROC) -> list[Process]:
 
     Reads one small file of each and the rest of those few only, so that the watchdog can afford it.
     """
-    sizes = sorted(((resident(pid, proc), pid) for pid in pids(proc)), reverse=True)[:count]
+    sizes = sorted(((resident(pid, proc), pid) for pid in all_pids(proc)), reverse=True)[:count]
     up = uptime(proc)
     found = (read_process(pid, proc, up) for _, pid in sizes)
     return [process for process in found if process is not None]
@@ -151,11 +164,31 @@ def open_files(folder: str) -> Iterator[str]:
 def holding(prefix: str, proc: Path = PROC) -> dict[int, list[str]]:
     """Return which processes have files open whose path starts with `prefix` (needs root)."""
     found: dict[int, list[str]] = {}
-    for name in os.listdir(proc):  # noqa: PTH208
-        if name.isdigit():
-            links = {link for link in open_files(f"{proc}/{name}/fd") if link.startswith(prefix)}
-            if links:
-                found[int(name)] = sorted(links)
+    for pid in all_pids(proc):
+        links = {link for link in open_files(f"{proc}/{pid}/fd") if link.startswith(prefix)}
+        if links:
+            found[pid] = sorted(links)
+    return found
+
+
+def mapped_files(pid: int, proc: Path = PROC) -> set[str]:
+    """Return the paths that a process has mapped into its memory."""
+    try:
+        text = (proc / str(pid) / "maps").read_text(errors="surrogateescape")
+    except OSError:
+        return set()
+    return {line[line.find("/") :] for line in text.splitlines() if "/" in line}
+
+
+def using(prefix: str, proc: Path = PROC) -> set[int]:
+    """Return which processes have a file below `prefix` open or mapped (needs root).
+
+    A descriptor may be closed while its mapping stays, and a mapped device is a used one.
+    """
+    found = set(holding(prefix, proc))
+    for pid in all_pids(proc):
+        if pid not in found and any(path.startswith(prefix) for path in mapped_files(pid, proc)):
+            found.add(pid)
     return found
 
 
@@ -164,16 +197,7 @@ def mapping(
 ) -> dict[str, set[int]]:
     """Return which of `paths` are mapped into memory, and by whom."""
     found: dict[str, set[int]] = {}
-    names = os.listdir(proc) if pids is None else [str(pid) for pid in pids]  # noqa: PTH208
-    for name in names:
-        if not name.isdigit():
-            continue
-        try:
-            text = (proc / name / "maps").read_text(errors="surrogateescape")
-        except OSError:
-            continue
-        for line in text.splitlines():
-            path = line[line.find("/") :] if "/" in line else ""
-            if path in paths:
-                found.setdefault(path, set()).add(int(name))
+    for pid in all_pids(proc) if pids is None else pids:
+        for path in paths & mapped_files(pid, proc):
+            found.setdefault(path, set()).add(pid)
     return found
