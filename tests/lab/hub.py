@@ -11,6 +11,8 @@ Faults are JSON objects, posted as a list to `/_lab/fault` (an empty list clears
 + status: answer `status`, with `retry_after` seconds when given
 + wrong: invert one byte at offset `at` of the file
 + html: a page in place of the file; norange: ignore Range
++ xet-refused, xet-silent: offer files of the large kind by xet, from a storage service that turns
+  everything down, or that never answers
 + redirect: send files of the large kind to another host name, as the Hub sends them to its CDN
 """
 
@@ -267,6 +269,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.lab(parts[1:], parse_qs(url.query))
             elif parts[0] == "_cdn":
                 self.cdn(parts)
+            elif parts[0].startswith("_xet-"):
+                self.xet(parts)
             else:
                 self.hub(url.path, parts)
         except Refusal as refusal:
@@ -380,8 +384,11 @@ class Handler(BaseHTTPRequestHandler):
         if blob.sha256:
             headers["X-Linked-ETag"] = f'"{blob.sha256}"'
             headers["X-Linked-Size"] = str(blob.size)
+        port = self.server.server_address[1]
+        if str(fault.get("kind")).startswith("xet-") and blob.sha256:
+            headers["X-Xet-Hash"] = blob.sha256
+            headers["X-Xet-Refresh-Route"] = f"http://127.0.0.1:{port}/_{fault['kind']}/token"
         if fault.get("kind") == "redirect" and blob.sha256:
-            port = self.server.server_address[1]
             headers["Location"] = f"http://localhost:{port}/_cdn/{repository}/{commit}/{name}"
             self.send_bytes(b"", HTTPStatus.FOUND, headers)
         else:
@@ -397,6 +404,22 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(HTTPStatus.NOT_FOUND, None, "NoSuchKey")
         fault = self.server.faults.take("/".join(parts))
         self.send_file(blob, {"ETag": '"object-storage"'}, fault)
+
+    def xet(self, parts: list[str]) -> None:
+        """Grant access to a storage service, and be that service."""
+        if parts[1:] == ["token"]:
+            port = self.server.server_address[1]
+            headers = {
+                "X-Xet-Cas-Url": f"http://127.0.0.1:{port}/{parts[0]}",
+                "X-Xet-Access-Token": "lab",
+                "X-Xet-Token-Expiration": str(int(time.time()) + 3600),
+            }
+            self.send_json({}, headers=headers)
+        elif parts[0] == "_xet-silent":
+            self.close_connection = True
+            self.wait_for_the_client_to_go()
+        else:
+            raise Refusal(HTTPStatus.FORBIDDEN, None, "no access")
 
     def send_file(self, blob: Blob, headers: dict[str, str], fault: dict[str, Any]) -> None:
         """Send a file or the asked range of it, playing the fault."""
@@ -426,7 +449,7 @@ class Handler(BaseHTTPRequestHandler):
         """Send the bytes; a connection whose body is not complete is closed."""
         kind = fault.get("kind")
         with blob.path.open("rb") as handle:
-            if kind in {None, "redirect", "norange"}:
+            if kind in {None, "redirect", "norange", "xet-refused", "xet-silent"}:
                 self.wfile.flush()
                 self.server.counters.sent(self.connection.sendfile(handle, first, count))
                 return

@@ -27,7 +27,7 @@ INTERNAL: Final = frozenset(
     {
         *("accounts", "apt", "artefact", "build", "cache_drop", "fetch", "launch", "lock"),
         *("machine", "memory_gate", "pack_config", "pack_verify", "patches", "ready"),
-        *("switch", "tools", "tree", "watchdog"),
+        *("switch", "tools", "tree", "watchdog", "xet"),
     }
 )
 

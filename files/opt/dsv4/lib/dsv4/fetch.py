@@ -17,24 +17,30 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial as bound
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import layout, store, transfer
-from dsv4.hub import COMMIT, Hub, Refused, Remote, Unreachable, network_settings
-from dsv4.pack_verify import PART_SUFFIX, state_path
-from dsv4.transfer import DiskFull, Limits, Meter, Stopped
+from dsv4 import layout, pack_heads, store, transfer, xet
+from dsv4.hub import COMMIT, Hub, Refused, Remote, Unreachable, clean_token, network_settings
+from dsv4.pack_heads import Expected
+from dsv4.pack_verify import PART_SUFFIX, BadShard, read_header, state_path
+from dsv4.transfer import DiskFull, Limits, Meter, Partial, Source, Stopped
 
 PUBLIC: Final = "https://huggingface.co"
+TRANSPORTS: Final = ("http", "xet")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MOST_WORKERS: Final = 16
 MARGIN: Final = 0.02
 LARGEST_MARGIN: Final = 1 << 30
 """Room to leave on the disk: 2 % of the pack, at most 1 GiB."""
+
+CLIENTS_OWN: Final = ".cache"
+"""Where huggingface_hub keeps its notes and unfinished files when it fetches into a directory."""
 
 REPORT_S: Final = 1.0
 SAY_S: Final = 30.0
@@ -49,8 +55,10 @@ class Spec:
     name: str
     revision: str
     endpoint: str = PUBLIC
+    transport: str = "http"
     workers: int = 4
     environment: Mapping[str, str] = field(default_factory=dict)
+    expected: Expected = field(default_factory=Expected)
 
 
 def parse_spec(value: Mapping[str, Any], endpoint: str | None = None) -> Spec:
@@ -63,8 +71,8 @@ def parse_spec(value: Mapping[str, Any], endpoint: str | None = None) -> Spec:
         return found
 
     transport = value.get("transport", "http")
-    if transport != "http":
-        raise Refused(f"transport: must be http (got {transport!r}); no other is offered")
+    if transport not in TRANSPORTS:
+        raise Refused(f"transport: must be {' or '.join(TRANSPORTS)} (got {transport!r})")
     workers = value.get("workers", 4)
     if not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
         raise Refused(f"workers: must be 1 to {MOST_WORKERS} (got {workers!r})")
@@ -73,9 +81,24 @@ def parse_spec(value: Mapping[str, Any], endpoint: str | None = None) -> Spec:
         name=text("name", NAME, "a plain directory name"),
         revision=text("revision", COMMIT, "a commit of 40 hex digits"),
         endpoint=choose_endpoint(value.get("endpoint") or endpoint),
+        transport=transport,
         workers=workers,
         environment=network_settings(value.get("environment") or {}),
+        expected=parse_expected(value.get("expected") or {}),
     )
+
+
+def parse_expected(value: Any) -> Expected:
+    """Return what the deploy knows of the pack."""
+    try:
+        exl3 = value.get("exl3") or {}
+        return Expected(
+            shards=None if value.get("shards") is None else int(value["shards"]),
+            bits=None if exl3.get("bits") is None else int(exl3["bits"]),
+            layer_bits={int(k): int(v) for k, v in (exl3.get("layer_bits") or {}).items()},
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Refused(f"expected: cannot be read ({error}); the deploy writes it") from error
 
 
 def choose_endpoint(given: str | None) -> str:
@@ -156,20 +179,25 @@ class Record:
 
 def open_record(root: Path, spec: Spec) -> Record:
     """Return the revision's record; one that speaks of another repository is refused."""
+    record = read_record(root, spec.repo_id)
+    if record.repo_id != spec.repo_id:
+        raise Refused(
+            f"{record.path}: belongs to {record.repo_id}, not to {spec.repo_id}; give this pack"
+            f" another name, or remove {root} and its record"
+        )
+    return record
+
+
+def read_record(root: Path, repo_id: str) -> Record:
+    """Return a revision's record, an empty one when there is none that can be read."""
     path = state_path(root)
     value = store.read_json_or(path, {})
-    known = value.get("repo_id", spec.repo_id)
-    if known != spec.repo_id:
-        raise Refused(
-            f"{path}: belongs to {known}, not to {spec.repo_id}; give this pack another name, or"
-            f" remove {root} and its record"
-        )
     files = value.get("files")
     rows = files.items() if isinstance(files, dict) else ()
     return Record(
         path,
-        spec.repo_id,
-        spec.revision,
+        str(value.get("repo_id", repo_id)),
+        root.name,
         files={name: dict(row) for name, row in rows if isinstance(row, dict)},
         complete=value.get("complete") is True,
     )
@@ -195,26 +223,84 @@ def adopt(record: Record, remotes: list[Remote]) -> None:
 # What is there, and whether the rest fits
 
 
-def sort_out(root: Path, remotes: list[Remote], record: Record) -> list[Remote]:
-    """Return the files to bring; verify those that are there, remove what belongs to none."""
-    missing = []
-    for remote in remotes:
+def sort_out(
+    root: Path, remotes: list[Remote], record: Record, meter: Meter, workers: int
+) -> list[Remote]:
+    """Return the files to bring; verify those that are there, remove what is not the hub's."""
+
+    def is_there(remote: Remote) -> bool:
         path = root / remote.name
         if record.trusts(root, remote.name):
-            continue
-        if transfer.verify(path, remote):
+            return True
+        if transfer.verify(path, remote, meter):
             record.verified(root, remote.name)
-            continue
+            return True
         if path.is_dir() and not path.is_symlink():
             raise Refused(f"{path}: is a directory where the pack has a file; remove it")
         if path.exists() or path.is_symlink():
             say(f"{remote.name}: not what the hub has; only this file is fetched again")
             path.unlink()
-        missing.append(remote)
+        return False
+
+    with ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(is_there, remotes))
+    return [remote for remote, there in zip(remotes, found, strict=True) if not there]
+
+
+def borrow(root: Path, missing: list[Remote], record: Record) -> list[Remote]:
+    """Take what another revision of the pack has, too, and return what is left to bring.
+
+    A link to a verified file, which is never written to again, costs neither a transfer nor space;
+    a partial file is taken over as it is.
+    """
+    left = []
+    others = [path for path in root.parent.glob("*/") if path != root and path.is_dir()]
+    for remote in missing:
+        final = root / remote.name
+        final.parent.mkdir(parents=True, exist_ok=True)
+        for other in others:
+            known = read_record(other, record.repo_id)
+            row = known.files.get(remote.name, {})
+            same = remote.identity in {row.get("sha256"), row.get("blob_sha1")}
+            if same and known.trusts(other, remote.name):
+                final.hardlink_to(other / remote.name)
+                break
+            part = transfer.part_path(other, remote)
+            if part.exists() and not transfer.part_path(root, remote).exists():
+                part.replace(transfer.part_path(root, remote))
+        else:
+            left.append(remote)
+            continue
+        record.verified(root, remote.name)
+    return left
+
+
+def leftovers(root: Path, missing: list[Remote]) -> list[Path]:
+    """Return what earlier tries left in this revision, and those of other clients of the hub.
+
+    Nobody else is writing here: a download holds the lock (`alone`).
+    """
     wanted = {transfer.part_path(root, remote) for remote in missing}
-    for part in set(root.rglob(f".*{PART_SUFFIX}")) - wanted:
-        part.unlink()
-    return missing
+    notes = root / CLIENTS_OWN
+    found = set(root.rglob(f".*{PART_SUFFIX}")) - wanted
+    found |= {path for path in root.rglob("*.incomplete") if notes not in path.parents}
+    found |= set(root.parent.glob(f".{root.name}.json.*"))
+    return sorted(found | {path for path in (notes, xet.home(root)) if path.exists()})
+
+
+def remove(paths: list[Path]) -> None:
+    """Remove files and directories, and say how much that was."""
+    if not paths:
+        return
+    total = 0
+    for path in paths:
+        inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
+        total += sum(item.lstat().st_blocks * 512 for item in inside)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    say(f"removed {len(paths)} leftovers of earlier tries, {both_units(total)}")
 
 
 def part_sizes(root: Path, missing: list[Remote]) -> int:
@@ -232,7 +318,10 @@ def other_parts(root: Path) -> list[Path]:
 
 
 def make_room(root: Path, needed: int, total: int) -> None:
-    """Raise `DiskFull` unless the rest of the pack fits; other tries' leftovers go first."""
+    """Raise `DiskFull` unless the rest of the pack fits; other tries' leftovers go first.
+
+    What is reserved for root (`f_bavail` leaves it out) is not free to the fetcher.
+    """
     margin = min(int(total * MARGIN), LARGEST_MARGIN)
     for part in other_parts(root):
         if shutil.disk_usage(root).free >= needed + margin:
@@ -257,6 +346,7 @@ class Progress:
     def __init__(self, path: Path, meter: Meter, total: int) -> None:
         """Report to `path`; a place we may not write to is no reason to stop."""
         self.path, self.meter, self.total = path, meter, total
+        self.transport, self.doing = "http", "checking what is there"
         self.samples: deque[tuple[float, int]] = deque([(time.monotonic(), meter.done)])
         self.over = threading.Event()
         self.said_at = time.monotonic()
@@ -280,8 +370,10 @@ class Progress:
             "total_bytes": self.total,
             "rate": round(rate),
             "eta_s": round(left / rate) if rate and state == "running" else None,
+            "doing": self.doing if state == "running" else None,
+            "trouble": self.meter.trouble if state == "running" else None,
             "error": error,
-            "transport": "http",
+            "transport": self.transport,
             "revision": self.meter.revision,
         }
         with contextlib.suppress(OSError):
@@ -293,7 +385,10 @@ class Progress:
             self.write("running")
             if time.monotonic() - self.said_at >= SAY_S:
                 self.said_at = time.monotonic()
-                say(f"{both_units(self.meter.done)} of {both_units(self.total)}")
+                say(
+                    f"{both_units(self.meter.done)} of {both_units(self.total)},"
+                    f" {both_units(self.rate())}/s by {self.transport}"
+                )
 
     def end(self, state: str, error: str | None = None) -> None:
         """Stop reporting and leave the outcome."""
@@ -337,36 +432,28 @@ def patiently(question: Callable[[], Any], meter: Meter, limits: Limits) -> Any:
         try:
             return question()
         except Unreachable as error:
+            meter.fails(error)
             if error.wait_s is not None:
                 meter.hold(error.wait_s)
             elif meter.idle_s() > limits.patience_s:
                 raise
-            say(f"{error}; trying again")
             meter.pause(pause)
             pause = min(transfer.LONGEST_PAUSE_S, pause * 2)
 
 
-def bring(
-    hub: Hub, spec: Spec, root: Path, missing: list[Remote], record: Record, work: "Work"
-) -> None:
-    """Bring the missing files, several at a time, largest first; the first failure stops all."""
-
-    def one(remote: Remote) -> None:
-        transfer.fetch(hub, spec.repo_id, spec.revision, root, remote, work.meter, work.limits)
-        record.verified(root, remote.name)
-
-    with ThreadPoolExecutor(spec.workers) as pool:
-        jobs = [pool.submit(one, r) for r in sorted(missing, key=lambda r: (-r.size, r.name))]
+def all_of(jobs: Iterable[Callable[[], None]], meter: Meter, workers: int) -> None:
+    """Do all these, several at a time and in this order; the first failure stops the rest."""
+    with ThreadPoolExecutor(workers) as pool:
+        at_work = [pool.submit(job) for job in jobs]
         try:
-            wait(jobs, return_when=FIRST_EXCEPTION)
+            wait(at_work, return_when=FIRST_EXCEPTION)
         finally:
-            if any(failed(job) for job in jobs):
-                work.meter.stop.set()
+            if any(failed(job) for job in at_work):
+                meter.stop.set()
                 pool.shutdown(cancel_futures=True)
-    for job in jobs:
-        error = failed(job)
-        if error and not isinstance(error, Stopped):
-            raise error
+    errors = [error for job in at_work if (error := failed(job))]
+    for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+        raise error
 
 
 def failed(job: "Future[None]") -> BaseException | None:
@@ -381,7 +468,7 @@ class Work:
     packs: Path
     progress_path: Path
     limits: Limits
-    meter: Meter = field(default_factory=Meter)
+    meter: Meter = field(default_factory=lambda: Meter(tell=say))
     progress: Progress | None = None
 
     def run(self, spec: Spec, token: str | None) -> dict[str, Any]:
@@ -392,11 +479,12 @@ class Work:
         total = sum(int(row.get("size") or 0) for row in record.files.values())
         if record.complete and all(record.trusts(root, name) for name in record.files):
             self.meter.done = total
+            remove(leftovers(root, []))
             return self.done(root, record, 0)
         try:
             fetched = self.fetch(spec, token, root, record)
         except (Refused, Unreachable, DiskFull, OSError) as error:
-            record.error = str(error)
+            record.error = words_of(error)
             if record.files:
                 record.save()
             raise
@@ -405,30 +493,38 @@ class Work:
     def fetch(self, spec: Spec, token: str | None, root: Path, record: Record) -> int:
         """Bring what is missing and return how many files that were."""
         hub = Hub(spec.endpoint, token, self.limits.stall_s)
-        remotes = patiently(lambda: hub.files(spec.repo_id, spec.revision), self.meter, self.limits)
+        meter, limits = self.meter, self.limits
+        meter.revision = spec.revision
+        remotes = patiently(lambda: hub.files(spec.repo_id, spec.revision), meter, limits)
+        if code := pack_heads.program_code(remote.name for remote in remotes):
+            raise Refused(
+                f"{spec.repo_id}: holds program code ({', '.join(code[:3])}), which a model needs"
+                " none of; use a pack without"
+            )
+        total = sum(remote.size for remote in remotes)
+        self.progress = Progress(self.progress_path, meter, total)
+        self.progress.write("running")
+        self.progress.thread.start()
         adopt(record, remotes)
         record.save()
-        missing = sort_out(root, remotes, record)
+        missing = sort_out(root, remotes, record, meter, spec.workers)
+        missing = borrow(root, missing, record)
+        remove(leftovers(root, missing))
         if missing:
             smallest = min(missing, key=lambda remote: remote.size)
             patiently(
-                lambda: hub.check_access(spec.repo_id, spec.revision, smallest),
-                self.meter,
-                self.limits,
+                lambda: hub.check_access(spec.repo_id, spec.revision, smallest), meter, limits
             )
-            total = sum(remote.size for remote in remotes)
-            absent = sum(remote.size for remote in missing)
-            needed = absent - part_sizes(root, missing)
+            needed = sum(remote.size for remote in missing) - part_sizes(root, missing)
             make_room(root, needed, total)
-            self.meter.done, self.meter.revision = total - needed, spec.revision
+            meter.done = total - needed
             say(
                 f"{spec.repo_id} at {spec.revision}: {len(missing)} of {len(remotes)} files to"
                 f" bring, {both_units(needed)} of {both_units(total)}, from {spec.endpoint}"
+                f" by {spec.transport}"
             )
-            self.progress = Progress(self.progress_path, self.meter, total)
-            self.progress.write("running")
-            self.progress.thread.start()
-            bring(hub, spec, root, missing, record, self)
+            source = Source(hub, spec.repo_id, spec.revision, meter, limits)
+            Bringing(spec, source, root, record, self.progress).all(remotes, missing)
         record.complete, record.error = True, None
         record.save()
         return len(missing)
@@ -455,16 +551,124 @@ class Work:
         progress.end("failed", error)
 
 
+@dataclass
+class Bringing:
+    """The files of one pack on their way, in the order in which they can be judged."""
+
+    spec: Spec
+    source: Source
+    root: Path
+    record: Record
+    progress: Progress
+    partials: dict[str, Partial] = field(default_factory=dict)
+
+    def all(self, remotes: list[Remote], missing: list[Remote]) -> None:
+        """Bring the small files, judge the pack by them and by its shards' headers, bring it."""
+        meter, workers = self.source.meter, self.spec.workers
+        large = sorted(missing, key=lambda remote: (-remote.size, remote.name))
+        small = [remote for remote in missing if not pack_heads.is_shard(remote.name)]
+        self.progress.doing = "small files and headers"
+        try:
+            all_of([bound(self.whole, remote) for remote in small], meter, workers)
+            self.judge([remote for remote in remotes if pack_heads.is_shard(remote.name)])
+            self.progress.doing = "files"
+            self.progress.transport = self.spec.transport
+            bulk = [remote for remote in large if remote not in small]
+            all_of([bound(self.whole, remote) for remote in bulk], meter, workers)
+        finally:
+            for part in self.partials.values():
+                part.close()
+            shutil.rmtree(xet.home(self.root), ignore_errors=True)
+
+    def begun(self, remote: Remote) -> Partial:
+        """Return a file's partial, the same one each time: what it holds is hashed once."""
+        if remote.name not in self.partials:
+            path = transfer.part_path(self.root, remote)
+            self.partials[remote.name] = Partial(path, remote, self.source.meter)
+        return self.partials[remote.name]
+
+    def whole(self, remote: Remote) -> None:
+        """Have one file, verified."""
+        final = self.root / remote.name
+        if self.progress.transport == "xet":
+            outcome = xet.fetch(self.source, self.root, remote)
+            if outcome == "failed":
+                self.progress.transport = "http"
+        if not final.exists():
+            self.source.complete(self.begun(remote), final)
+        self.record.verified(self.root, remote.name)
+
+    def judge(self, shards: list[Remote]) -> None:
+        """Refuse a pack that is not the expected one, before the bulk of it is fetched."""
+        found: dict[str, pack_heads.Tensors] = {}
+
+        def read(remote: Remote) -> None:
+            found[remote.name] = self.header(remote)
+
+        all_of([bound(read, remote) for remote in shards], self.source.meter, self.spec.workers)
+        small = {path.name: path.read_bytes() for path in self.root.glob("*.json")}
+        faults = list(pack_heads.faults(found, small, self.spec.expected))
+        if faults:
+            raise Refused(
+                f"{self.spec.repo_id} at {self.spec.revision}: is not the pack expected:"
+                f" {'; '.join(faults[:3])}; set pack_revision to another commit, or report it to"
+                " its author"
+            )
+
+    def header(self, remote: Remote) -> pack_heads.Tensors:
+        """Return what a shard holds; a header that makes no sense is fetched once more."""
+        final = self.root / remote.name
+        try:
+            try:
+                return read_header(final)[0] if final.exists() else self.fetched_header(remote)
+            except BadShard as error:
+                if final.exists():
+                    raise
+                say(f"{remote.name}: {error}; fetching its header again")
+                self.begun(remote).restart()
+                return self.fetched_header(remote)
+        except BadShard as error:
+            raise Refused(
+                f"{self.spec.repo_id} at {self.spec.revision}: {remote.name} {error}; set"
+                " pack_revision to another commit, or report it to its author"
+            ) from error
+
+    def fetched_header(self, remote: Remote) -> pack_heads.Tensors:
+        """Return what the beginning of a partial file says it holds, fetching just that."""
+        part = self.begun(remote)
+        first = pack_heads.start(remote.size)
+        self.source.have(part, first)
+        count = pack_heads.length(part.head(first), remote.size)
+        self.source.have(part, count)
+        return pack_heads.tensors(part.head(count), remote.size)
+
+
 def words_of(error: Exception) -> str:
     """Return one clear line about a failure."""
-    if isinstance(error, DiskFull):
-        text = str(error)
+    full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+    if full or isinstance(error, DiskFull):
+        text = str(error.filename if isinstance(error, OSError) else error)
         if "start the download again" in text:
             return text
         return f"{text}: the disk is full; free some space and start the download again"
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return f"{error.filename}: the disk is full; free some space and start the download again"
+    if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EPERM}:
+        return f"{error.filename}: {whose(Path(str(error.filename)))}"
+    if isinstance(error, OSError) and error.errno in {errno.EIO, errno.EROFS}:
+        return f"{error.filename}: {error.strerror}; the disk fails, see dmesg"
     return str(error)
+
+
+def whose(path: Path) -> str:
+    """Return why we may not touch a path: an earlier try by another user left it, as a rule."""
+    there = next((known for known in (path, *path.parents) if known.exists()), path)
+    try:
+        owner = there.owner()
+    except (OSError, KeyError):
+        owner = "somebody else"
+    return (
+        f"may not be written, {there} belongs to {owner}; give it back:"
+        f" sudo chown -R {layout.USER_FETCH}: {layout.PACKS}/*/"
+    )
 
 
 def exit_code(error: Exception) -> int:
@@ -476,7 +680,7 @@ def read_token(path: Path | None) -> str | None:
     """Return the token: stripped, because a copied line end would be sent as part of it."""
     if path is None or not path.exists():
         return None
-    return path.read_text().strip() or None
+    return clean_token(path.read_text(encoding="utf-8", errors="replace"), "the Hub token")
 
 
 def credential(name: str) -> Path | None:

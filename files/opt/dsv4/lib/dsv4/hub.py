@@ -6,8 +6,12 @@ fail become one sentence for a person, and one bit: does trying again help?
 
 import os
 import re
+import socket
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -16,9 +20,12 @@ if TYPE_CHECKING:
     import huggingface_hub
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-TEMPORARY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+TEMPORARY: Final = frozenset({408, 425, 429})
+"""Besides these, whatever a server says is its own fault (500 and above)."""
+TOO_MANY, PROXY_LOGIN, SIGN_IN = 429, 407, 511
 LONGEST_WAIT_S: Final = 3600.0
 LIBRARY: Final = "dsv4"
+QUOTES: Final = frozenset("'\"`\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb")
 
 PASSED_ON: Final = frozenset(
     ["http_proxy", "https_proxy", "no_proxy", "all_proxy", "ssl_cert_file", "ssl_cert_dir"]
@@ -33,10 +40,10 @@ class Refused(Exception):
 class Unreachable(Exception):
     """Nothing usable came back this time; trying again later may help."""
 
-    def __init__(self, message: str, wait_s: float | None = None) -> None:
-        """`wait_s` is how long the hub asked us to wait."""
+    def __init__(self, message: str, wait_s: float | None = None, *, crowded: bool = False) -> None:
+        """`wait_s` is how long the hub asked us to wait, `crowded` that we ask too much of it."""
         super().__init__(message)
-        self.wait_s = wait_s
+        self.wait_s, self.crowded = wait_s, crowded
 
 
 @dataclass(frozen=True)
@@ -63,33 +70,98 @@ class Answer(Protocol):
     def headers(self) -> Mapping[str, str]: ...  # noqa: D102
 
 
-def innermost(error: BaseException) -> str:
-    """Return the words of the error at the bottom of a chain, which is the one that tells."""
+def root_cause(error: BaseException) -> BaseException:
+    """Return the error at the bottom of a chain, which is the one that tells."""
     seen = {id(error)}
     while (below := error.__cause__ or error.__context__) and id(below) not in seen:
         seen.add(id(below))
         error = below
-    return str(error) or type(error).__name__
+    return error
 
 
-def retry_after(headers: Mapping[str, str]) -> float | None:
+def innermost(error: BaseException) -> str:
+    """Return why the network failed, in words that say where to look."""
+    cause = root_cause(error)
+    text = str(cause) or type(cause).__name__
+    if isinstance(cause, socket.gaierror):
+        return f"its name has no address here ({text}); check DNS, or the spelling"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"TLS: {cause.verify_message}; {certificate_advice(cause.verify_code)}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS: {text}; a plain http:// server or a proxy answers there"
+    if isinstance(cause, TimeoutError):
+        return f"no answer in time ({text})"
+    if "407" in text:
+        return f"the proxy wants a user and a password ({text})"
+    return text
+
+
+NOT_YET_VALID, EXPIRED, OTHER_NAME = 9, 10, 62
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED and _HOSTNAME_MISMATCH."""
+
+
+def certificate_advice(code: int) -> str:
+    """Return what to look at when a certificate is refused."""
+    if code in {NOT_YET_VALID, EXPIRED}:
+        clock = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+        return f"this machine's clock says {clock} UTC: set it right (timedatectl)"
+    if code == OTHER_NAME:
+        return "another server answers under this name: a proxy, or a wrong address"
+    return "whoever signed it is unknown here: name its file in hub_ca_file if that is your proxy"
+
+
+def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
     """Return the seconds a hub asks to wait, by Retry-After or its own rate-limit header."""
     value = headers.get("Retry-After", "").strip()
     if not value:
         match = re.search(r"\bt\s*=\s*(\d+)", headers.get("RateLimit", ""))
         value = match[1] if match else ""
-    return min(float(value), LONGEST_WAIT_S) if value.isdigit() else None
+    if re.fullmatch(r"\d+(\.\d+)?", value):
+        return min(float(value), LONGEST_WAIT_S)
+    try:
+        until = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    until = until if until.tzinfo else until.replace(tzinfo=UTC)
+    passed = (until - (now or datetime.now(UTC))).total_seconds()
+    return min(max(passed, 0.0), LONGEST_WAIT_S)
+
+
+def clean_token(text: str, source: str) -> str | None:
+    """Return a token without the blanks and line ends that a copy brings along; None for none.
+
+    Raises `Refused`, without showing it, when what is left cannot be one: the hub's own answer to
+    such a token names everything but the reason.
+    """
+    token = text.strip("\ufeff \t\r\n\0")
+    if not token:
+        return None
+    if token[0] in QUOTES or token[-1] in QUOTES:
+        fault = "has quotes around it"
+    elif "=" in token or token.lower().startswith("bearer"):
+        fault = "has more than the token in it (a name, or Bearer)"
+    elif len(token.split()) > 1:
+        fault = "has a blank or a line end inside"
+    elif not token.isascii() or not token.isprintable():
+        fault = "has letters no token has"
+    else:
+        return token
+    raise Refused(f"{source}: {fault}; give the token alone, as the hub shows it (hf_...)")
 
 
 def explain(answer: Answer, repo_id: str, revision: str, endpoint: str, token: bool) -> Exception:
     """Return what an error status means, and whether asking again helps."""
     status, code = answer.status_code, answer.headers.get("X-Error-Code")
     page = f"{endpoint}/{repo_id}"
-    if status in TEMPORARY:
-        words = "too many requests" if status == 429 else f"status {status}"
+    if status == SIGN_IN:
+        return Unreachable(f"{endpoint}: this network wants you to sign in first (status {status})")
+    if status in TEMPORARY or status >= 500:
+        words = "too many requests" if status == TOO_MANY else f"status {status}"
         wait = retry_after(answer.headers)
         told = f"; it asks to wait {wait:.0f} s" if wait is not None else ""
-        return Unreachable(f"{endpoint}: {words}{told}", wait)
+        return Unreachable(f"{endpoint}: {words}{told}", wait, crowded=status == TOO_MANY)
+    if status == PROXY_LOGIN:
+        return Refused(f"{endpoint}: the proxy on the way wants a user and a password")
     if code == "GatedRepo" and status == 403:
         return Refused(
             f"{repo_id}: the token is good, but its account has not accepted the terms of this"
@@ -112,6 +184,8 @@ def explain(answer: Answer, repo_id: str, revision: str, endpoint: str, token: b
     if status == 403:
         words = answer.headers.get("X-Error-Message", "forbidden")
         return Refused(f"{repo_id}: the token may not read it ({words}); give one that may")
+    if status == 404 and not code and "html" in answer.headers.get("Content-Type", ""):
+        return Refused(f"{endpoint}: answers with a web page, not as a hub; correct the address")
     if code == "RepoNotFound" or status in {401, 404}:
         who = "or the token's account may not see it" if token else "or it is private: give a token"
         return Refused(f"{repo_id}: no such repository at {endpoint}, {who}")
