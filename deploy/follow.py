@@ -66,6 +66,8 @@ def duration(seconds: float) -> str:
 def fetch_line(progress: Mapping[str, Any]) -> str:
     """Return where the download is."""
     fetch = progress.get("fetch", {})
+    if fetch.get("trouble"):
+        return f"the download waits: {fetch['trouble']}"
     if not fetch.get("total_bytes"):
         return "the download is starting"
     text = f"{gigabytes(fetch.get('done_bytes', 0))} of {gigabytes(fetch['total_bytes'])}"
@@ -73,6 +75,10 @@ def fetch_line(progress: Mapping[str, Any]) -> str:
         text += f", {gigabytes(fetch['rate'])}/s"
     if fetch.get("eta_s"):
         text += f", {duration(fetch['eta_s'])} left"
+    if fetch.get("transport") not in {None, "http"}:
+        text += f", by {fetch['transport']}"
+    if fetch.get("doing") not in {None, "files"}:
+        text += f" ({fetch['doing']})"
     return text
 
 
@@ -150,10 +156,20 @@ class Unit(PyinfraCommand):
     """Wait for a unit on the target and show how far it is."""
 
     def __init__(
-        self, unit: str, line: Line, patience_s: float | None = None, *, retries: bool = False
+        self,
+        unit: str,
+        line: Line,
+        patience_s: float | None = None,
+        *,
+        retries: bool = False,
+        enough: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> None:
-        """Follow `unit`, described by `line`, for at most `patience_s` seconds."""
+        """Follow `unit`, described by `line`, for at most `patience_s` seconds.
+
+        With `enough`, what is waited for is that alone, and waiting in vain is no failure.
+        """
         super().__init__()
+        self.enough = enough
         self.unit, self.line, self.patience_s, self.retries = unit, line, patience_s, retries
 
     def __repr__(self) -> str:
@@ -179,13 +195,15 @@ class Unit(PyinfraCommand):
             restarts = min(restarts, int(unit.get("restarts") or 0))
             oneshot = self.unit != layout.UNIT
             verdict = judge(unit, restarts, oneshot=oneshot, retries=self.retries)
-            if verdict == "done":
+            if verdict == "done" or (self.enough and verdict == "going" and self.enough(progress)):
                 return True
             if verdict == "failed":
                 self.explain(host, connector_arguments, progress)
                 return False
             waited = time.monotonic() - began
             if self.patience_s is not None and waited > self.patience_s:
+                if self.enough:
+                    return True
                 logger.error(
                     f"{host.print_prefix}{self.unit}: not ready after {duration(waited)}:"
                     f" {self.line(progress)}; it goes on: journalctl -fu {self.unit}"

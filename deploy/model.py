@@ -15,10 +15,15 @@ UNDECIDED = "0" * 40
 
 
 def revision(chosen: settings.Settings) -> str:
-    """Return the pack's revision: the setting, else this host's pin."""
-    if chosen.pack_revision:
-        return chosen.pack_revision
+    """Return the pack's revision: the setting's, the pack's own, else this host's pin."""
+    if named := named_revision(chosen):
+        return named
     return pins.read(host.name, chosen.pins).revision(chosen.pack) or UNDECIDED
+
+
+def named_revision(chosen: settings.Settings) -> str | None:
+    """Return the revision that somebody insists on."""
+    return chosen.pack_revision or chosen.pack_data.revision
 
 
 def root(chosen: settings.Settings) -> Path:
@@ -52,6 +57,9 @@ def entries(chosen: settings.Settings) -> list[Entry]:
 def start() -> None:
     """Have the download under way; nothing waits for it here."""
     chosen = settings.current()
+    operations.fetch_unwanted(
+        name="End a download that is not wanted any more", adopted=chosen.pack_dir is not None
+    )
     if chosen.pack_dir is not None:
         return
     pack = chosen.pack_data
@@ -61,7 +69,8 @@ def start() -> None:
         pack=chosen.pack,
         repo_id=pack.repo_id,
         endpoint=chosen.hub_endpoint,
-        revision=chosen.pack_revision,
+        environment=chosen.fetch_environment,
+        revision=named_revision(chosen),
         pins_dir=chosen.pins,
         token=token,
     )

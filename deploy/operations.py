@@ -21,6 +21,9 @@ from pyinfra.api.command import PyinfraCommand, QuoteString
 from deploy import _service, _tree, bundle, facts, follow, layout, pins, results
 from dsv4 import pack_config
 
+FETCH_CHECKS_S = 90.0
+"""How long a download that was just started is looked at before the deploy goes on."""
+
 P = ParamSpec("P")
 Entries = Iterable[_tree.Entry] | Callable[[], Iterable[_tree.Entry]]
 Commands = Generator[str | PyinfraCommand, None, None]
@@ -194,6 +197,7 @@ def revision_pinned(
     revision: str | None,
     pins_dir: Path,
     token: HiddenValue | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Commands:
     """Have the pack's revision decided once and for all, in inventories/pins/HOST.json.
 
@@ -203,10 +207,12 @@ def revision_pinned(
     + revision: the setting; it wins and needs no pin
     + pins_dir: where the pins are
     + token: what a private repository asks for; it goes through stdin
+    + environment: how the network is reached
     """
     if revision is None and pins.read(host.name, pins_dir).revision(pack) is None:
         words = ["fetch", "--resolve", repo_id]
         words += ["--endpoint", endpoint] if endpoint else []
+        words += ["--environment", json.dumps(environment)] if environment else []
         seen = follow.Seen("packs", pack, "revision", "[0-9a-f]{40}")
         yield follow.Pin(seen, words, pins_dir, token)
 
@@ -237,7 +243,11 @@ def hub_token(pack: str, revision: Callable[[], str], token: HiddenValue | None)
     + token: the token, if there is one
     """
     state = facts.current()
-    if token is None or state.pack(pack, revision()).get("complete"):
+    if state.pack(pack, revision()).get("complete"):
+        if state.raw.get("hub_token"):
+            yield StringCommand("rm -f", QuoteString(str(layout.HUB_TOKEN)))
+        return
+    if token is None:
         return
     content = f"{token.unmask()}\n".encode()
     entry = _tree.File(path=layout.HUB_TOKEN, content=content, mode="600")
@@ -246,8 +256,29 @@ def hub_token(pack: str, revision: Callable[[], str], token: HiddenValue | None)
 
 
 @converging
+def fetch_unwanted(*, adopted: bool) -> Commands:
+    """Have no download under way and no token waiting for one when the pack comes from elsewhere.
+
+    + adopted: whether it does
+    """
+    if not adopted:
+        return
+    state = facts.current()
+    at_work = state.unit(layout.UNIT_FETCH).get("active") in {"active", "activating"}
+    if at_work or state.raw.get("hub_token"):
+        yield StringCommand(
+            f"systemctl stop {layout.UNIT_FETCH} 2>/dev/null; rm -f",
+            QuoteString(str(layout.HUB_TOKEN)),
+            QuoteString(str(layout.FETCH_WANTED)),
+        )
+
+
+@converging
 def fetch_started(pack: str, revision: Callable[[], str]) -> Commands:
     """Have the download under way, or done; `fetch_done` joins it later.
+
+    What is checked before the bulk (token, terms, space, shard headers) fails here, and not an hour
+    of building later.
 
     + pack: name of the pack
     + revision: its revision, known once it is pinned
@@ -264,6 +295,13 @@ def fetch_started(pack: str, revision: Callable[[], str]) -> Commands:
             QuoteString(str(layout.FETCH_WANTED)),
             f"&& systemctl reset-failed {layout.UNIT_FETCH} 2>/dev/null;",
             f"systemctl {'restart' if other else 'start'} --no-block {layout.UNIT_FETCH}",
+        )
+        yield follow.Unit(
+            layout.UNIT_FETCH,
+            follow.fetch_line,
+            patience_s=FETCH_CHECKS_S,
+            retries=True,
+            enough=lambda progress: follow.at(progress, "fetch", "doing") == "files",
         )
 
 

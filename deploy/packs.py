@@ -20,7 +20,7 @@ then holds it to that.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,14 @@ class Pack:
     """Whether it reads images, on a route that can."""
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+
+    def expected(self) -> dict[str, Any]:
+        """Return what the fetcher checks shard headers against, before it brings the rest."""
+        exl3 = self.exl3 and {
+            "bits": self.exl3.bits,
+            "layer_bits": {str(layer): bits for layer, bits in self.exl3.layer_bits.items()},
+        }
+        return {"shards": self.shards, "exl3": exl3}
 
     @property
     def draft_layers(self) -> int:

@@ -10,6 +10,7 @@ the standard library's sockets and threads.
 """
 
 import json
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,7 +98,17 @@ class PackSettings(Concern):
 class Hub(Concern):
     """Where packs come from."""
 
-    hub_endpoint: v.Url | None = Field(None, description="Another hub than the public one.")
+    hub_endpoint: v.Url | None = Field(
+        None, description="Another hub than the public one, as HF_ENDPOINT on the controller does."
+    )
+    hub_proxy: v.Url | None = Field(
+        None, description="A proxy between the machine and the hub; it must ask for no password."
+    )
+    hub_ca_file: v.AbsolutePath | None = Field(
+        None,
+        description="A file on the machine, outside home directories, with the certificates to"
+        " trust in place of the system's, for a hub or a proxy with its own.",
+    )
     hub_token_file: v.AbsolutePath | None = Field(
         None,
         description="A file on the controller with the Hub token, read when HF_TOKEN is not set.",
@@ -108,6 +119,11 @@ class Fetch(Concern):
     """The download."""
 
     fetch_workers: v.Whole = Field(4, ge=1, le=16, description="Files downloaded at a time.")
+    fetch_transport: Literal["http", "xet"] = Field(
+        "http",
+        description="Plain HTTP, which resumes inside a file, or xet, which begins a file anew; a"
+        " xet transfer that stalls is gone on with over HTTP.",
+    )
 
 
 class Runtime(Concern):
@@ -615,9 +631,22 @@ class Settings(
             "name": self.pack,
             "revision": revision,
             "endpoint": self.hub_endpoint,
-            "transport": "http",
+            "environment": self.fetch_environment,
+            "transport": self.fetch_transport,
             "workers": self.fetch_workers,
+            "expected": self.pack_data.expected(),
         }
+
+    @property
+    def fetch_environment(self) -> dict[str, str]:
+        """Return how the fetcher reaches the network."""
+        found: dict[str, str] = {}
+        if self.hub_proxy is not None:
+            found |= dict.fromkeys(("http_proxy", "https_proxy"), self.hub_proxy)
+            found["no_proxy"] = "localhost,127.0.0.1,::1"
+        if self.hub_ca_file is not None:
+            found["SSL_CERT_FILE"] = str(self.hub_ca_file)
+        return found
 
     def plain(self) -> dict[str, Any]:
         """Return everything that was set, and the serving values in force, as plain data."""
@@ -771,8 +800,13 @@ class InventoryError(SettingsError):
 
 
 def data_of(inventory: Inventory, host: Host, *, targeted: bool) -> dict[str, Any]:
-    """Return a host's data in pyinfra's order; `--data` counts for the hosts of this run only."""
+    """Return a host's data in pyinfra's order; `--data` counts for the hosts of this run only.
+
+    Before all of it comes the hub that the Hub's own tools are told to use on this controller.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "").strip()
     return {
+        **({"hub_endpoint": endpoint} if endpoint else {}),
         **inventory.get_data(),
         **inventory.get_groups_data(host.groups),
         **inventory.get_host_data(host.name),

@@ -112,6 +112,7 @@ def test_a_bare_host_gets_everything(bare: subprocess.CompletedProcess[str]) -> 
     quiet = [step["names"][0] for step in plan if not step["hosts_with_change"]]
     assert quiet == [
         "CUDA path | Set the CUDA path",
+        "Model download | End a download that is not wanted any more",
         "Model download | Hand over the Hub token",
         "Runtime | Pin files without a published hash",
         "Service | Have an API key",

@@ -58,6 +58,14 @@ def test_lines_of_progress() -> None:
     moving = {**fetch, "rate": 98_000_000.0, "eta_s": 909.0}
     assert follow.fetch_line({"fetch": moving}) == "12.3 GB of 101.4 GB, 98.0 MB/s, 15 min left"
     assert follow.fetch_line({}) == "the download is starting"
+    early = {**fetch, "doing": "small files and headers", "transport": "http"}
+    assert follow.fetch_line({"fetch": early}) == ("12.3 GB of 101.4 GB (small files and headers)")
+    other = {**moving, "doing": "files", "transport": "xet"}
+    assert follow.fetch_line({"fetch": other}).endswith("15 min left, by xet")
+    waits = {**moving, "trouble": "https://hub: too many requests"}
+    assert follow.fetch_line({"fetch": waits}) == (
+        "the download waits: https://hub: too many requests"
+    )
     assert follow.build_line({"build": {"step": "import it"}}) == "import it"
     assert follow.build_line({}) == "the build is starting"
     unit = {"active": "activating", "sub": "start-post", "status_text": ""}
@@ -123,6 +131,37 @@ def test_a_start_is_followed_to_its_end(target: Any, caplog: pytest.LogCaptureFi
     assert run(unit())
     said = [record.getMessage() for record in caplog.records]
     assert len([line for line in said if line.endswith("loading shard 3 of 48")]) == 1
+
+
+def begun(active: str, doing: str | None) -> dict[str, Any]:
+    """Return progress with a download at this point."""
+    fetch = {"doing": doing, "error": "terms not accepted"}
+    return {"units": {"dsv4-fetch.service": {"active": active, "sub": "x"}}, "fetch": fetch}
+
+
+def past_its_checks(patience_s: float = 5) -> follow.Unit:
+    """Return the command that follows a download until its checks are over."""
+    return follow.Unit(
+        layout.UNIT_FETCH,
+        follow.fetch_line,
+        patience_s,
+        retries=True,
+        enough=lambda progress: follow.at(progress, "fetch", "doing") == "files",
+    )
+
+
+def test_a_download_is_followed_until_its_checks_are_over(
+    target: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is refused there is refused now; the rest goes on by itself."""
+    target(begun("activating", "asking the hub"), begun("activating", "files"))
+    assert run(past_its_checks())
+    target(begun("activating", "asking the hub"))
+    assert run(past_its_checks(0.1))
+    assert not caplog.text
+    target(begun("failed", None))
+    assert not run(past_its_checks())
+    assert "terms not accepted" in caplog.text
 
 
 def test_a_failed_start_says_why(target: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,8 +16,8 @@ from pyinfra.api.connectors import get_all_connectors
 
 from deploy import _rules, layout, packs, presets, readme, routes
 from deploy import settings as s
+from dsv4 import fetch, memory
 from dsv4 import guard as target_guard
-from dsv4 import memory
 
 
 def faults(**data: object) -> list[str]:
@@ -699,9 +699,29 @@ def test_fetch_spec_is_what_the_fetcher_reads() -> None:
         "name": "lab-tiny",
         "revision": "a" * 40,
         "endpoint": "http://127.0.0.1:8790",
+        "environment": {},
         "transport": "http",
         "workers": 4,
+        "expected": {"shards": 4, "exl3": None},
     }
+    asked = chosen.model_copy(update={"pack": "mixedk", "fetch_transport": "xet"})
+    expected = asked.fetch_spec("a" * 40)["expected"]
+    assert expected["shards"] == 48
+    assert expected["exl3"]["bits"] == 2
+    assert expected["exl3"]["layer_bits"]["13"] == 3
+    assert fetch.parse_spec(asked.fetch_spec("a" * 40)).expected.layer_bits[13] == 3
+
+
+def test_the_fetcher_is_told_how_to_reach_the_network() -> None:
+    chosen = s.load({**LAB, "hub_proxy": "http://10.0.0.1:3128", "hub_ca_file": "/etc/ssl/own.pem"})
+    assert chosen.fetch_environment == {
+        "http_proxy": "http://10.0.0.1:3128",
+        "https_proxy": "http://10.0.0.1:3128",
+        "no_proxy": "localhost,127.0.0.1,::1",
+        "SSL_CERT_FILE": "/etc/ssl/own.pem",
+    }
+    assert fetch.parse_spec(chosen.fetch_spec("a" * 40)).environment == chosen.fetch_environment
+    assert "hub_proxy: must be an address" in only_fault(hub_proxy="http://me:secret@10.0.0.1:1")
 
 
 @pytest.mark.parametrize("data", SAMPLES)

@@ -346,7 +346,7 @@ class Progress:
     def __init__(self, path: Path, meter: Meter, total: int) -> None:
         """Report to `path`; a place we may not write to is no reason to stop."""
         self.path, self.meter, self.total = path, meter, total
-        self.transport, self.doing = "http", "checking what is there"
+        self.transport, self.doing = "http", "asking the hub"
         self.samples: deque[tuple[float, int]] = deque([(time.monotonic(), meter.done)])
         self.over = threading.Event()
         self.said_at = time.monotonic()
@@ -495,6 +495,8 @@ class Work:
         hub = Hub(spec.endpoint, token, self.limits.stall_s)
         meter, limits = self.meter, self.limits
         meter.revision = spec.revision
+        # Also over what a killed run left there: whoever follows this one must not read that
+        Progress(self.progress_path, meter, 0).write("running")
         remotes = patiently(lambda: hub.files(spec.repo_id, spec.revision), meter, limits)
         if code := pack_heads.program_code(remote.name for remote in remotes):
             raise Refused(
@@ -503,6 +505,7 @@ class Work:
             )
         total = sum(remote.size for remote in remotes)
         self.progress = Progress(self.progress_path, meter, total)
+        self.progress.doing = "checking what is there"
         self.progress.write("running")
         self.progress.thread.start()
         adopt(record, remotes)
@@ -698,9 +701,12 @@ def default_spec() -> Path:
 def resolve(options: argparse.Namespace, token: str | None) -> int:
     """Print the commit a repository's branch is at."""
     try:
+        os.environ.update(network_settings(json.loads(options.environment or "{}")))
         hub = Hub(choose_endpoint(options.endpoint), token, options.stall_s)
         limits = Limits(options.stall_s, min(options.patience_s, 30.0))
-        commit = patiently(lambda: hub.resolve(options.resolve, options.revision), Meter(), limits)
+        commit = patiently(
+            lambda: hub.resolve(options.resolve, options.revision), Meter(tell=say), limits
+        )
     except (Refused, Unreachable) as error:
         say(str(error))
         print(json.dumps({"ok": False, "error": str(error)}))
@@ -717,6 +723,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--packs", type=Path, default=layout.PACKS)
     parser.add_argument("--progress", type=Path, default=layout.FETCH_PROGRESS)
     parser.add_argument("--endpoint", help="the hub to ask when the description names none")
+    parser.add_argument("--environment", help="how to reach the network, for --resolve, as JSON")
     parser.add_argument("--resolve", metavar="REPO", help="print the commit of REPO and stop")
     parser.add_argument("--revision", default="main", help="branch to resolve")
     parser.add_argument("--stall-s", type=float, default=60.0, help="longest silence of a line")
