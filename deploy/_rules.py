@@ -155,8 +155,8 @@ def headroom(chosen: "Settings", total_gib: float) -> str | None:
     best = memory.highest_utilisation(total_gib, context, limits)
     remedy = (
         f"the highest that passes is {best:.2f}"
-        if best >= 0.05
-        else "no utilisation passes, lower "
+        if best >= max(0.05, memory.lowest_utilisation(total_gib, chosen.pack_data.gib or 0.0))
+        else f"no utilisation passes{_beside_weights(chosen)}, lower "
         + ("serve_max_model_len" if memory.prefill_gib(context) >= 0.1 else "the memory_ settings")
     )
     return (
@@ -167,11 +167,48 @@ def headroom(chosen: "Settings", total_gib: float) -> str | None:
     )
 
 
+def _beside_weights(chosen: "Settings") -> str:
+    """Return what the engine's share must hold at least, in words."""
+    weights = chosen.pack_data.gib
+    return "" if weights is None else f" and holds the pack's {weights:.1f} GiB of weights"
+
+
 @rule("serve_gpu_memory_utilization", "serve_max_model_len", *ENGINE, *LIMITS)
 def leaves_headroom(chosen: "Settings") -> str | None:
     """Host and GPU share their memory: what the engine takes, nobody else has."""
     total = chosen.total_gib
     return None if total is None else headroom(chosen, total)
+
+
+@rule("serve_gpu_memory_utilization", "memory_total_gib", *ENGINE)
+def share_holds_the_weights(chosen: "Settings") -> str | None:
+    """A share smaller than the pack can only fail, after minutes of loading."""
+    total, weights = chosen.total_gib, chosen.pack_data.gib
+    used = chosen.serving.gpu_memory_utilization
+    if total is None or weights is None or total * used >= weights or headroom(chosen, total):
+        return None
+    best = memory.lowest_utilisation(total, weights)
+    remedy = f"the lowest that could hold them is {best:.2f}" if best < 1 else "no share is enough"
+    return (
+        f"{used:g} gives the engine {total:.1f} GiB * {used:g} = {total * used:.1f} GiB, and the"
+        f" weights of pack {chosen.pack} alone have {weights:.1f}; {remedy}"
+    )
+
+
+@rule("memory_gate_margin_gib", "serve_gpu_memory_utilization", *ENGINE, *LIMITS)
+def gate_can_pass(chosen: "Settings") -> str | None:
+    """A start that waits for more than the machine ever has free waits in vain."""
+    total, used = chosen.total_gib, chosen.serving.gpu_memory_utilization
+    if total is None or headroom(chosen, total):  # that has a line of its own
+        return None
+    left = memory.steady_headroom(total, used, chosen.limits)
+    if left >= chosen.memory_gate_margin_gib:
+        return None
+    return (
+        f"{chosen.memory_gate_margin_gib:g} is more than ever is free beside the engine's share:"
+        f" {total:.1f} GiB * (1 - {used:g}) - {chosen.memory_host_use_gib:g} for the host ="
+        f" {left:.1f} GiB; set it to at most {int(left * 10) / 10:g}"
+    )
 
 
 @rule("serve_speculative_tokens", *ENGINE)

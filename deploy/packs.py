@@ -80,6 +80,11 @@ class Pack:
         return {"shards": self.shards, "exl3": exl3}
 
     @property
+    def gib(self) -> float | None:
+        """Size of all files in GiB, None when only the hub knows."""
+        return None if self.bytes is None else self.bytes / 2**30
+
+    @property
     def draft_layers(self) -> int:
         """How many layers the draft inside the pack has."""
         return self.exl3.draft_layers if self.exl3 else 0

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from ipaddress import ip_address
@@ -28,6 +28,7 @@ from deploy import _values as v
 from dsv4 import memory
 
 WHERE: Final = "set it in inventories/group_data/"
+WHERE_TYPED: Final = "it came from --data, give it anew there"
 
 PYINFRA_KEYS: Final = frozenset(
     """
@@ -260,7 +261,10 @@ class Memory(Concern):
         1.5, ge=0, le=64, description="What must be free beyond the engine's share at start, GiB."
     )
     memory_gate_wait_s: v.Whole = Field(
-        120, ge=0, le=3600, description="How long a start waits for memory to come back, s."
+        120,
+        ge=0,
+        le=3600,
+        description="How long a start waits for memory to come back, before it loads, s.",
     )
     memory_cache_drop: Literal["auto", "always", "never"] = Field(
         "auto", description="When the pack's cached pages are dropped before a start."
@@ -274,7 +278,11 @@ class Service(Concern):
         "keep", description="What the deploy leaves behind; keep respects a deliberate stop."
     )
     service_start_timeout_s: v.Whole = Field(
-        1800, ge=60, le=14400, description="How long a start may take, loading included, s."
+        1800,
+        ge=60,
+        le=14400,
+        description="How long a load may take, up to the first token, s; the wait for memory"
+        " (`memory_gate_wait_s`) comes before it and does not count.",
     )
     service_request_timeout_s: v.Whole = Field(
         120, ge=5, le=1800, description="How long the question that proves a start may take, s."
@@ -690,8 +698,11 @@ def load(data: Mapping[str, object]) -> Settings:
     return reading.chosen
 
 
-def read(data: Mapping[str, object]) -> Reading:
-    """Return what `data` says; never raises."""
+def read(data: Mapping[str, object], typed: Container[str] = ()) -> Reading:
+    """Return what `data` says; never raises.
+
+    + typed: the keys that the command line gave, where a correction belongs as well
+    """
     own, faults = declared(data)
     hints: dict[str, str] = {}
     try:
@@ -700,7 +711,11 @@ def read(data: Mapping[str, object]) -> Reading:
         for detail in error.errors(include_url=False):
             hints.setdefault(str(detail["loc"][0]), hint_of(detail))
     wrong = frozenset(hints)
-    faults += [fault_line(key, own[key], hints[key]) for key in own if key in wrong]
+    faults += [
+        fault_line(key, own[key], hints[key], WHERE_TYPED if key in typed else WHERE)
+        for key in own
+        if key in wrong
+    ]
     # What is right is looked at together, even when something else is wrong
     right = {key: value for key, value in own.items() if key not in wrong}
     chosen = Settings.model_validate(with_defaults(right))
@@ -747,10 +762,10 @@ def hint_of(detail: Any) -> str:
     return str(error) if isinstance(error, v.Hint) else ""
 
 
-def fault_line(key: str, value: object, hint: str) -> str:
+def fault_line(key: str, value: object, hint: str, where: str = WHERE) -> str:
     """Return the line for one wrong value."""
     got = v.shown(value) + (f": {hint}" if hint else "")
-    return f"{key}: must be {v.wanted(Settings.model_fields[key])} (got {got}); {WHERE}"
+    return f"{key}: must be {v.wanted(Settings.model_fields[key])} (got {got}); {where}"
 
 
 # --- pyinfra --------------------------------------------------------------------------------------
@@ -839,7 +854,7 @@ def check_inventory(
     for host in inventory:
         targeted = limit is None or host in limit
         data = data_of(inventory, host, targeted=targeted)
-        reading = read(data)
+        reading = read(data, inventory.get_override_data() if targeted else ())
         found[host.name] = reading.chosen
         faults += [HostFault(host.name, text) for text in reading.faults]
         if "serve_port" not in reading.wrong:

@@ -94,7 +94,8 @@ def test_the_command_line_is_checked_for_all_hosts(pyinfra: Any) -> None:
     """`--data` takes any key; one that is no setting must not be taken in silence."""
     words = {
         "serve_prot=1": "serve_prot: is no setting (did you mean serve_port?)",
-        "serve_gpu_memory_utilization=NaN": "must be between 0.05 and 0.95 (got nan)",
+        "serve_gpu_memory_utilization=NaN": "must be between 0.05 and 0.95 (got nan); it came from"
+        " --data, give it anew there",
         "preset=128k": "preset: must be one of first-boot, 64k",
         "serve_host=0.0.0.0": "set serve_api_key to true",
     }

@@ -214,10 +214,38 @@ def test_a_longer_context_needs_more_headroom() -> None:
 
 def test_a_machine_too_small_for_anything_is_told_so() -> None:
     assert "no utilisation passes" in only_fault(memory_total_gib=12)
+    # 0.83 would leave enough headroom, and less than the pack needs
+    assert "no utilisation passes and holds the pack's 94.5 GiB of weights" in only_fault(
+        memory_total_gib=64.5
+    )
+
+
+def test_a_share_smaller_than_the_weights_is_refused() -> None:
+    assert only_fault(serve_gpu_memory_utilization=0.5) == (
+        "serve_gpu_memory_utilization: 0.5 gives the engine 121.6 GiB * 0.5 = 60.8 GiB, and the"
+        " weights of pack mixedk alone have 94.5; the lowest that could hold them is 0.78"
+    )
+    s.load({"serve_gpu_memory_utilization": 0.78})
+    s.load({"route": "lab", "memory_total_gib": 24, "serve_gpu_memory_utilization": 0.05})
+
+
+def test_a_gate_that_nothing_passes_is_refused() -> None:
+    assert only_fault(memory_gate_margin_gib=20) == (
+        "memory_gate_margin_gib: 20 is more than ever is free beside the engine's share: 121.6 GiB"
+        " * (1 - 0.88) - 5.9 for the host = 8.7 GiB; set it to at most 8.6"
+    )
+    s.load({"memory_gate_margin_gib": 8.6})
+
+
+def test_a_fault_says_where_the_value_came_from() -> None:
+    data = {"serve_port": "x", "fetch_workers": 0}
+    first, second = s.read(data, typed={"fetch_workers"}).faults
+    assert first.endswith("; set it in inventories/group_data/")
+    assert second.endswith("; it came from --data, give it anew there")
 
 
 def test_what_the_equation_names_as_highest_passes() -> None:
-    for total in (40, 64.5, 119.9, 121.63, 500):
+    for total in (119.9, 121.63, 200, 500):
         for context in (4096, 65536, 131072, 200000):
             data = {"memory_total_gib": total, "serve_max_model_len": context}
             best = memory.highest_utilisation(total, context, memory.Limits())
@@ -687,8 +715,8 @@ def test_the_environment_of_a_spark_bounds_compilers_and_keeps_kernels_apart(
     assert "PYTORCH_CUDA_ALLOC_CONF" not in found
     long = spark_environment(monkeypatch, preset="256k")
     assert long["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    # 121.63 * (1 - 0.30) - 5.9 = 79 GiB beside the engine: (79 - 8) / 2, at most 20 cores
-    assert spark_environment(monkeypatch, serve_gpu_memory_utilization=0.3)["MAX_JOBS"] == "20"
+    # 121.63 * (1 - 0.78) - 5.9 = 20.9 GiB beside the engine: (20.9 - 8) / 2
+    assert spark_environment(monkeypatch, serve_gpu_memory_utilization=0.78)["MAX_JOBS"] == "6"
 
 
 def test_fetch_spec_is_what_the_fetcher_reads() -> None:

@@ -4,6 +4,7 @@ The GPU of a GB10 takes its memory from the same pool as the host, and the machi
 1 GiB available without an OOM kill. All sizes are GiB, times are milliseconds, rates GiB/s.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -69,6 +70,11 @@ def highest_utilisation(total_gib: float, context_tokens: int, limits: Limits) -
     """Return the highest utilisation, in hundredths rounded down, that leaves enough headroom."""
     needed = needed_headroom(context_tokens, limits) + limits.host_use_gib
     return max(0.0, int((1 - needed / total_gib) * 100 + 1e-9) / 100)
+
+
+def lowest_utilisation(total_gib: float, weights_gib: float) -> float:
+    """Return the lowest utilisation, in hundredths rounded up, that could hold the weights."""
+    return math.ceil(weights_gib / total_gib * 100 - 1e-9) / 100
 
 
 def compile_jobs(available_gib: float, cores: int) -> int:
