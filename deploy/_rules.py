@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from deploy import presets, routes
+from deploy import flags, presets, routes
 from dsv4 import memory
 
 if TYPE_CHECKING:
@@ -85,6 +85,20 @@ def pack_fits_route(chosen: "Settings") -> str | None:
     return (
         f"{chosen.pack} is in EXL3 format, which route {chosen.route} cannot read; choose one of"
         f" the routes {', '.join(able)}, or another pack"
+    )
+
+
+@rule("route", "preset", "pack")
+def engine_takes_the_flags(chosen: "Settings") -> str | None:
+    """Flags come and go between releases, and an engine refuses the ones it does not know."""
+    engine = chosen.route_data.engine
+    unknown = flags.unknown(engine.version, chosen.serve_yaml())
+    if not unknown:
+        return None
+    return (
+        f"{chosen.route} has vLLM {engine.version}, which does not know"
+        f" {', '.join(f'--{flag}' for flag in unknown)}; leave out the setting it comes from, or"
+        " choose another route"
     )
 
 

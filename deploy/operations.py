@@ -333,14 +333,16 @@ def runtime_built(identity: str) -> Commands:
 
 
 @converging
-def runtime_in_service(identity: str, keep: int) -> Commands:
-    """Have the link of the runtime in service point at this one.
+def runtime_in_service(identity: str, keep: int, flags: str | None = None) -> Commands:
+    """Have the link of the runtime in service point at this one, whose engine takes its flags.
 
     + identity: ID of the runtime
     + keep: how many runtimes may stay on disk
+    + flags: the serve.yaml it will be started with; without one, it is asked about the one there
     """
     if facts.current().current != identity:
-        yield tool("switch", identity, "--keep", str(keep))
+        source = str(layout.SERVE_YAML) if flags is None else "-"
+        yield tool("switch", identity, "--keep", str(keep), "--flags", source, stdin=flags)
 
 
 @converging

@@ -126,7 +126,10 @@ def apply() -> None:
     operations.units_loaded(name="Load the build unit", units=[layout.UNIT_BUILD], enabled=[])
     operations.runtime_built(name="Build the runtime", identity=identity)
     operations.runtime_in_service(
-        name="Put the runtime in service", identity=identity, keep=chosen.runtime_keep
+        name="Put the runtime in service",
+        identity=identity,
+        keep=chosen.runtime_keep,
+        flags=chosen.serve_yaml_text(),
     )
 
 

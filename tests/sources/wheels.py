@@ -39,6 +39,14 @@ VISION_NVIDIA = f"{MODELS}/nvidia/vl_model.py"
 VISION = f"{MODELS}/common/vl_model.py"
 WINDOWS = "vllm/v1/attention/backends/mla/sparse_swa.py"
 HELPERS = "vllm/v1/attention/ops/rocm_aiter_mla_sparse.py"
+ARGUMENTS = "vllm/engine/arg_utils.py"
+FRONTEND = {
+    "0.28.0": "vllm/entrypoints/openai/cli_args.py",
+    "0.29.0": "vllm/entrypoints/launchers/cli_args.py",
+    "0.30.0": "vllm/entrypoints/launchers/cli_args.py",
+    "0.33.0": "vllm/entrypoints/common/cli_args.py",
+}
+"""Where a release declares the flags of `vllm serve`, beside `ARGUMENTS`."""
 CORE = "flashinfer/mla/_core.py"
 KERNEL = "flashinfer/data/csrc/sparse_mla_sm120_prefill.cu"
 HEADERS = "flashinfer/data/include/flashinfer/attention/sparse_mla_sm120"
@@ -93,6 +101,8 @@ VLLM_0_28 = Wheel(
     "0.28.0",
     "817b8181f7f61b4a62dc1d5d9ab39f2bfb60a6cb86c29879a78a147b85756787",
     {
+        ARGUMENTS: "75636c2a7903738f0e8954394fcedfced318d30a41598a8aca533be2ea2c38c4",
+        FRONTEND["0.28.0"]: "5b6c1c61bc9d25c703086b92a3e0040d21cc054305d9a0fbe69767dfd26af646",
         O_PROJ: "ffb28e7cc44124bb2878e596617b70ec2659c7b26a2048a06facc343fa4d24e1",
         MODEL: "c01be6d313f494eb38982c8f56c314267bbf67310e7f13ca53b596b31aef4e44",
         DRAFT: "d67554bcede4f033c1663d55f3121cc9e0c24351606ee76dc4db685525762d1d",
@@ -106,6 +116,8 @@ VLLM_0_29 = Wheel(
     "0.29.0",
     "e6b0dfc2b6fd307315e9b34b73cd2bfe7b6b08958eda721828e61732bba426b0",
     {
+        ARGUMENTS: "950cb3b650c081d6d36d43d73e3ecd669b44eabd4fe8395b92e399c7a89b8011",
+        FRONTEND["0.29.0"]: "7f4388428da9a2b2922153816b8f48f3ed1bca4be1a436c6a6f6e6820291c14c",
         O_PROJ: "ffb28e7cc44124bb2878e596617b70ec2659c7b26a2048a06facc343fa4d24e1",
         MODEL: "a1c37754fcc5f0ceafc9e090717f42f1befbcead70678d3db1fc4d23ea2c07f7",
         DRAFT: "f8ff6ceb688cfec6a6798d2f3de466dabbd904c6fc5a205e1c004e3968daed35",
@@ -119,6 +131,8 @@ VLLM_0_30 = Wheel(
     "0.30.0",
     "eb3e11bab695d085098579a6eda2d602419adec3826ebfbcce9a3ffa543eb62e",
     {
+        ARGUMENTS: "ead004ca266419cd25f54a7aefc0e20e1eb046f363b7f5cc977e14f52ee44bb1",
+        FRONTEND["0.30.0"]: "859704a8c7d0e0769a7b92c5bdc269bbfc391cb39487c3fb579064a683bd3e34",
         O_PROJ: "542dcb9ca265a6e788b7f061a2e33a2e74ab6f704b089d23ba4034317409406a",
         MODEL: "21f615c26d95c77cb65b8b7b40bee01a9674a4a5c35e3727ca693f72a1237829",
         DRAFT: "f8ff6ceb688cfec6a6798d2f3de466dabbd904c6fc5a205e1c004e3968daed35",
@@ -134,6 +148,8 @@ VLLM_0_33 = Wheel(
     "0.33.0",
     "e9e404f52c8494b69bd83fe99fe7ecfa9f6b89fbd156d2a9639c24ea41d6d606",
     {
+        ARGUMENTS: "f97af20917395ae717976f6022a78dd996a63c564a31db98567dd979cf0e2aa8",
+        FRONTEND["0.33.0"]: "4e9843cfc6c3c24338ff0510f8e3fbaec2c5390451eb27060d14f4f16c72924c",
         O_PROJ: "f2893ee6458eef50a371aae835b03fe1296f60f604236ab56235235637836e91",
         MODEL: "7f27d2167dc225d2f7d773cb5256e4a1736fdee14c09d2c204f5ecdbabd60c7f",
         DRAFT: "6bd2a61ff89f5bbe56f6e4084e20fc4234fdbc5f6ef9b77c3a2ea4d13e006e5e",

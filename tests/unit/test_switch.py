@@ -1,13 +1,16 @@
 """`dsv4 switch`: only links move, only complete runtimes serve, the oldest go."""
 
 import fcntl
+import io
 import os
+import pwd
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dsv4 import layout, runtime, store, switch
+from dsv4 import layout, runtime, serve_flags, store, switch
 
 Make = Callable[..., Path]
 
@@ -187,3 +190,68 @@ def test_a_directory_in_the_links_place_is_one_line(
     assert switch.main(["a"]) == 1
     assert "a directory is in the way, move it elsewhere" in capsys.readouterr().err
     assert links(opt) == (None, None)
+
+
+# --- the engine is asked first
+
+
+@pytest.fixture
+def engine(make: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Make a runtime whose Python takes `-I -B -c PROGRAM FILE` and runs this line of shell."""
+    monkeypatch.setattr(layout, "USER", pwd.getpwuid(os.getuid()).pw_name)
+
+    def add(line: str) -> Path:
+        home = make("new")
+        (home / "bin").mkdir()
+        program = home / "bin/python"
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+        return home
+
+    return add
+
+
+def test_flags_the_engine_takes(
+    opt: Path, engine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the very text, as a file, and an environment of nobody's."""
+    engine(f'cp "$5" {opt}/seen; env > {opt}/environment')
+    monkeypatch.setattr(sys, "stdin", io.StringIO("port: 8899\n"))
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert switch.main(["new", "--flags", "-"]) == 0
+    assert links(opt) == ("runtimes/new", None)
+    assert (opt / "seen").read_text() == "port: 8899\n"
+    assert "secret" not in (opt / "environment").read_text()
+
+
+def test_flags_the_engine_does_not_take(
+    opt: Path, engine: Callable[[str], Path], make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing moves, and its own words are the reason."""
+    make("old")
+    assert switch.main(["old"]) == 0
+    engine("echo usage: vllm >&2; echo 'vllm: error: unrecognized arguments: --new' >&2; exit 2")
+    (opt / "serve.yaml").write_text("new: 1\n")
+    assert switch.main(["new", "--flags", str(opt / "serve.yaml")]) == 1
+    assert links(opt) == ("runtimes/old", None)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "dsv4 switch: the engine of runtime new does not take the flags in /etc/dsv4/serve.yaml:"
+        " vllm: error: unrecognized arguments: --new; nothing was switched"
+    )
+
+
+def test_an_engine_that_cannot_be_asked(
+    opt: Path, make: Make, engine: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does anything move when there is no answer, or no text to ask about."""
+    home = engine("exec sleep 5")
+    assert serve_flags.fault(home, "port: 1\n", patience_s=0.2) is not None
+    (home / "bin/python").unlink()
+    (opt / "serve.yaml").write_text("port: 1\n")
+    for source in (str(opt / "serve.yaml"), str(opt / "none.yaml")):
+        assert switch.main(["new", "--flags", source]) == 1
+    assert links(opt) == (None, None)
+    err = capsys.readouterr().err
+    assert "cannot be asked" in err
+    assert "none.yaml: cannot be read" in err

@@ -1,14 +1,16 @@
 """Put a complete runtime in service, and clear away the oldest ones.
 
-Only links move here; the running engine keeps the files it has open until it is restarted.
+Only links move here; the running engine keeps the files it has open until it is restarted. With
+`--flags`, the runtime's engine is asked first whether it takes the flags it would be started with.
 """
 
 import argparse
 import fcntl
 import shutil
 import sys
+from pathlib import Path
 
-from dsv4 import layout, runtime, store, tree
+from dsv4 import layout, runtime, serve_flags, store, tree
 
 
 def main(argv: list[str]) -> int:
@@ -16,11 +18,17 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="dsv4 switch", description=__doc__)
     parser.add_argument("id")
     parser.add_argument("--keep", type=int, default=3, help="runtimes to keep, at least 2")
+    parser.add_argument(
+        "--flags", metavar="FILE", help="its serve.yaml (-: on stdin), checked first"
+    )
     options = parser.parse_args(argv)
     found = runtime.examine(layout.RUNTIMES / options.id)
     if not found["complete"]:
         why = "; ".join(found["drift"]) or "it has no manifest"
         sys.stderr.write(f"dsv4 switch: runtime {options.id} is not complete: {why}\n")
+        return 1
+    if options.flags and (fault := flags_fault(options.id, options.flags)):
+        sys.stderr.write(f"dsv4 switch: {fault}; nothing was switched\n")
         return 1
     before = runtime.link_target(layout.CURRENT)
     try:
@@ -34,6 +42,15 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"dsv4 switch: {error}; then run the deploy again\n")
         return 1
     return 0
+
+
+def flags_fault(identity: str, source: str) -> str | None:
+    """Return why a runtime would not start with its flags, None when it would."""
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{source}: cannot be read ({error})"
+    return serve_flags.fault(layout.RUNTIMES / identity, text)
 
 
 def clear(keep: int) -> None:
