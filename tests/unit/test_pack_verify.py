@@ -111,8 +111,8 @@ def test_a_missing_shard_is_named_with_what_is_there_instead(pack: Path) -> None
 def test_index_and_shards_are_compared_both_ways(pack: Path) -> None:
     write_index(pack, {"x": "a.safetensors", "y": "b.safetensors", "w": "b.safetensors"})
     assert faults(pack) == [
-        "b.safetensors: lacks w, y, which the index puts there",
         "a.safetensors: holds y, which the index puts elsewhere",
+        "b.safetensors: lacks w, y, which the index puts there",
         "b.safetensors: holds z, which the index does not know",
     ]
 
@@ -213,3 +213,75 @@ def test_the_command_reports_in_json_and_by_exit_code(
     assert pack_verify.main(argv) == 3
     assert pack_verify.main(["--pack-root", "/nowhere"]) == 3
     assert pack_verify.main(["--pack-root", str(pack), "--full"]) == 3
+
+
+def test_a_name_that_is_twice_in_a_header_is_found(pack: Path) -> None:
+    """A reader keeps the last of two; the first one's bytes would belong to nobody."""
+    entry = b'"z":{"dtype":"U8","shape":[500],"data_offsets":[0,500]}'
+    text = b"{" + entry + b"," + entry.replace(b"[0,500]", b"[500,1000]") + b"}"
+    data = len(text).to_bytes(8, "little") + text + bytes(1000)
+    (pack / "b.safetensors").write_bytes(data)
+    assert faults(pack) == ["b.safetensors: lists z twice; it is damaged or was edited"]
+
+
+PLACED = {f"t{number}": f"s{number % 3}.safetensors" for number in range(20_000)}
+BY_SHARD = {
+    f"s{rest}.safetensors": {name for name, shard in PLACED.items() if shard[1] == str(rest)}
+    for rest in range(3)
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"weight_map": PLACED}),
+        json.dumps({"metadata": {"total_size": 1}, "weight_map": PLACED}, indent=2),
+        json.dumps({"weight_map": PLACED, "metadata": {"x": [1, {"y": "z"}]}}, indent=1),
+        json.dumps({"weight_map": PLACED}, separators=(",", ":")),
+    ],
+)
+def test_an_index_is_read_whatever_its_style(text: str) -> None:
+    """In pieces where it is long and flat: the pieces are what one value would be."""
+    assert len(text) > pack_verify.PIECE
+    assert pack_verify.parse_index(text) == BY_SHARD
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ({',"': "a.safetensors", "b": "a.safetensors"}, "a comma begins a name"),
+        ({'x"y': "a.safetensors", "b\\": "a.safetensors"}, "a name has quotes or a backslash"),
+        ({"x}y": "a.safetensors", "{": "a.safetensors"}, "a name has braces"),
+        ({"weight_map": "a.safetensors", "ü": "b.safetensors"}, "a name is the key's"),
+    ],
+)
+def test_odd_names_in_an_index_are_read_right(names: dict[str, str], why: str) -> None:
+    for padding in (0, 20_000):
+        placed = {**dict.fromkeys((f"t{n}" for n in range(padding)), "p.safetensors"), **names}
+        wanted: dict[str, set[str]] = {}
+        for tensor, shard in placed.items():
+            wanted.setdefault(shard, set()).add(tensor)
+        for ascii_only in (True, False):
+            text = json.dumps({"weight_map": placed}, ensure_ascii=ascii_only)
+            assert pack_verify.parse_index(text) == wanted, why
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is no index"),
+        ("[]", "has no weight_map"),
+        ("{}", "has no weight_map"),
+        ('{"weight_map": {}}', "has no weight_map"),
+        ('{"weight_map": []}', "has no weight_map"),
+        ('{"weight_map": {"a": 1}}', "has no weight_map"),
+        ('{"weight_map": {"a": {"b": "c"}}}', "has no weight_map"),
+        ('{"weight_map": {"a": "s.safetensors",}}', "is no index"),
+        ('{"weight_map": {"a": "s.safetensors"', "is no index"),
+        ('{"weight_map": {"a": "s.safetensors", "a": "t.safetensors"}}', "lists a twice"),
+        ("<html>sign in</html>", "is no index"),
+    ],
+)
+def test_what_is_no_index_is_refused(text: str, words: str) -> None:
+    with pytest.raises(pack_verify.BadIndex, match=words):
+        pack_verify.parse_index(text)

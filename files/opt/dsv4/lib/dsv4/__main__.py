@@ -14,6 +14,7 @@ from dsv4 import layout
 
 OWNER: Final = {
     "bench": "measure how fast it is, beside reference figures (root)",
+    "census": "say what the pack's bytes are, by component and type",
     "key": "show the API key (root)",
     "probe": "ask the model one question with a known answer",
     "receipt": "list or compare what deploys, verify and bench left",

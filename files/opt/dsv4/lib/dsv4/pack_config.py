@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from dsv4 import layout, store, tree
+from dsv4 import exl3, layout, store, tree
 from dsv4.pack_verify import (
     INDEX,
     SUFFIX,
@@ -36,10 +35,6 @@ CONFIG: Final = "config.json"
 ELSEWHERE: Final = "quantization_config.json"
 
 Policy = Literal["bf16_as_stored", "official_source_native"]
-
-EXPERT: Final = re.compile(r"layers\.(\d+)\.ffn\.experts\.\d+\.w[123]\.trellis")
-BITS_OF_TRELLIS: Final = {32: 2, 48: 3, 64: 4, 80: 5, 96: 6}
-"""Last dimension of a trellis tensor and the bits it stands for; the plugin takes 2 to 6."""
 
 BASE_BITS: Final = 2
 CODEBOOKS: Final = ("mcg", "mul1")
@@ -101,22 +96,10 @@ def is_exl3(config: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> bool:
 
 def layer_bits(tensors: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[int, int]:
     """Return bits by layer from the shapes in shard headers; experts of a layer must agree."""
-    found: dict[int, int] = {}
-    for name, entry in tensors:
-        match = EXPERT.fullmatch(name)
-        if not match:
-            continue
-        width = entry["shape"][-1] if entry.get("shape") else None
-        bits = BITS_OF_TRELLIS.get(width) if isinstance(width, int) else None
-        if bits is None:
-            raise Refused(f"{name}: a trellis {width} wide is none the plugin reads (2 to 6 bits)")
-        layer = int(match[1])
-        if found.setdefault(layer, bits) != bits:
-            raise Refused(
-                f"layer {layer}: has experts of {found[layer]} and of {bits} bits; the pack is"
-                " damaged or mixed from two"
-            )
-    return found
+    try:
+        return exl3.layer_bits(tensors)
+    except exl3.Mixed as error:
+        raise Refused(str(error)) from error
 
 
 def stated_bits(block: Mapping[str, Any]) -> dict[int, int]:
@@ -251,7 +234,7 @@ def tensors_of(root: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     placed, faults = read_index(root)
     if faults:
         raise Refused(str(faults[0]))
-    shards = sorted(set(placed.values())) if placed else [p.name for p in root.glob(f"*{SUFFIX}")]
+    shards = sorted(placed) if placed else [p.name for p in root.glob(f"*{SUFFIX}")]
     for shard in shards:
         try:
             tensors, _ = read_header(root / shard)
@@ -299,7 +282,7 @@ def plan(root: Path, policy: Policy | None, *, allow_code: bool) -> View:
     if broken := [name for name in names if not (root / name).exists()]:
         raise Refused(f"{root}: {broken[0]} is a link to nothing; complete the pack")
     placed, _ = read_index(root)
-    absent = sorted(set(placed.values()) - set(names)) if placed else []
+    absent = sorted(set(placed) - set(names)) if placed else []
     if absent:
         raise Refused(f"{root}: {', '.join(absent[:3])} is missing, which {INDEX} names")
     config = parse_config(raw)

@@ -1,0 +1,230 @@
+"""Say what a pack's bytes are: by component and type, on disk and, on a GPU host, once loaded.
+
+"It does not fit" needs a component to blame: a pack whose attention was quantised, a draft nobody
+asked for, experts of the wrong number of bits. On disk the shard headers tell, in a second.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dsv4 import layout, pack_verify, store, systemd
+
+GB: Final = 10**9
+GIB: Final = 1 << 30
+
+PREFIX: Final = re.compile(r"^(?:language_model\.)?(?:model\.)?")
+COMPONENTS: Final = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"mtp\.\d+\..*\.experts\.", "draft experts"),
+        (r"mtp\.", "draft"),
+        (r"(vision|visual|vision_tower)\.", "vision"),
+        (r"(aligner|multi_modal_projector)\.|image_", "vision"),
+        (r".*\.shared_experts?\.", "shared experts"),
+        (r".*\.experts\.", "routed experts"),
+        (r".*\.(gate|router)\.(weight|bias|bias_vl|e_score_correction_bias|tid2eid)$", "router"),
+        (r".*\.indexer\.", "attention indexer"),
+        (r".*\.compressor\.", "attention compressor"),
+        (r".*\.(attn|self_attn|attention)\.", "attention"),
+        (r"(.*\.)?hc_", "stream mixing"),
+        (r".*\.mlp\.|.*\.ffn\.", "feed forward"),
+        (r"(embed|embed_tokens|wte)\.", "embedding"),
+        (r"(lm_head|head)\.", "output head"),
+        (r"(.*[._])?norm\d?\.|.*layernorm\.", "norms"),
+    )
+)
+"""First match wins; names are those of the pack and, once loaded, of the engine's modules."""
+
+OTHER: Final = "other"
+
+
+def component(tensor: str) -> str:
+    """Return which part of the model a tensor belongs to."""
+    name = PREFIX.sub("", tensor)
+    return next((part for pattern, part in COMPONENTS if pattern.match(name)), OTHER)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tensors of one component and type; size in bytes."""
+
+    component: str
+    dtype: str
+    tensors: int
+    bytes: int
+
+
+def count(tensors: Iterable[tuple[str, str, int]]) -> list[Row]:
+    """Return the rows for tensors given as name, type and bytes, largest component first."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for name, dtype, size in tensors:
+        key = (component(name), dtype)
+        number, total = found.get(key, (0, 0))
+        found[key] = (number + 1, total + size)
+    rows = [Row(*key, *values) for key, values in found.items()]
+    whole = by_component(rows)
+    return sorted(rows, key=lambda row: (-whole[row.component], row.component, -row.bytes))
+
+
+def by_component(rows: Iterable[Row]) -> dict[str, int]:
+    """Return bytes by component."""
+    total: dict[str, int] = {}
+    for row in rows:
+        total[row.component] = total.get(row.component, 0) + row.bytes
+    return total
+
+
+def on_disk(root: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield a pack's tensors; raises `BadShard` or `OSError` with the shard's name in front."""
+    placed, faults = pack_verify.read_index(root)
+    if faults:
+        raise pack_verify.BadShard(str(faults[0]))
+    shards = placed or [path.name for path in root.glob(f"*{pack_verify.SUFFIX}")]
+    if not shards:
+        raise pack_verify.BadShard(f"{root}: holds no {pack_verify.SUFFIX} file")
+    for shard in sorted(shards):
+        try:
+            tensors, _ = pack_verify.read_header(root / shard)
+            for name, entry in tensors.items():
+                begin, end = entry["data_offsets"]
+                yield name, str(entry["dtype"]), end - begin
+        except (KeyError, TypeError, ValueError) as error:
+            raise pack_verify.BadShard(f"{shard}: {error}") from error
+        except OSError as error:
+            raise pack_verify.BadShard(
+                f"{shard}: {pack_verify.why_unreadable(root / shard, error)}"
+            ) from error
+
+
+def differences(rows: Iterable[Row], expected: Mapping[str, int]) -> list[str]:
+    """Return which components are not of the size the pack is known for."""
+    found = by_component(rows)
+    return [
+        f"{name}: {both(found.get(name, 0))}, where {both(size)} are expected"
+        for name, size in expected.items()
+        if found.get(name, 0) != size
+    ]
+
+
+def both(size: int) -> str:
+    """Return a size in both units people compare with."""
+    return f"{size / GB:.2f} GB ({size / GIB:.2f} GiB)"
+
+
+def table(rows: list[Row], title: str) -> Iterator[str]:
+    """Yield the lines of a table for people."""
+    yield f"{title:<24} {'type':<10} {'tensors':>8} {'GB':>9} {'GiB':>9}"
+    for row in rows:
+        yield (
+            f"{row.component:<24} {row.dtype:<10} {row.tensors:>8}"
+            f" {row.bytes / GB:>9.3f} {row.bytes / GIB:>9.3f}"
+        )
+    total = sum(row.bytes for row in rows)
+    number = sum(row.tensors for row in rows)
+    yield f"{'total':<24} {'':<10} {number:>8} {total / GB:>9.3f} {total / GIB:>9.3f}"
+
+
+def served_root(views: Path = layout.VIEW_NOTE) -> Path | None:
+    """Return the pack behind the served view."""
+    made_from = store.read_json_or(views, {}).get("made_from") or {}
+    root = made_from.get("pack_root")
+    return Path(root) if isinstance(root, str) else None
+
+
+def expectation(path: Path = layout.FETCH_JSON) -> tuple[str | None, dict[str, int]]:
+    """Return which pack the deploy described, and the sizes of components it is known for."""
+    spec = store.read_json_or(path, {})
+    known = (spec.get("expected") or {}).get("components") or {}
+    return spec.get("name"), {str(name): int(size) for name, size in known.items()}
+
+
+def loaded() -> tuple[list[Row], dict[str, Any]]:
+    """Return what the model holds once loaded, counted in the runtime; raises `RuntimeError`.
+
+    Loads the model a second time, so the service must be down.
+    """
+    if systemd.show(layout.UNIT, "ActiveState").get("ActiveState") not in {"inactive", "failed"}:
+        raise RuntimeError(
+            f"{layout.UNIT} is up and there is no memory for a second copy; stop it"
+            " (systemctl stop dsv4), count, and start it again"
+        )
+    python = layout.CURRENT / "bin/python"
+    if not python.exists():
+        raise RuntimeError(f"{python}: there is no runtime to load the model with; deploy first")
+    done = subprocess.run(
+        [python, "-P", "-m", "dsv4.loaded"],
+        env={**os.environ, "PYTHONPATH": str(layout.LIB), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    last = done.stdout.strip().rpartition("\n")[2]
+    try:
+        found = json.loads(last)
+        return count((name, dtype, size) for name, dtype, size in found.pop("tensors")), found
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RuntimeError(
+            f"the model was not loaded (status {done.returncode}); its last words are above"
+        ) from None
+
+
+def main(argv: list[str]) -> int:
+    """Print the census of one pack."""
+    parser = argparse.ArgumentParser(prog="dsv4 census", description=__doc__)
+    parser.add_argument("--pack-root", type=Path, help="a pack's directory; the served one's")
+    parser.add_argument(
+        "--loaded",
+        action="store_true",
+        help="load the served model and count that too (root; the service must be stopped)",
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    served = served_root()
+    root = options.pack_root or served
+    if root is None:
+        sys.stderr.write("dsv4 census: no pack is served here; give one (--pack-root DIR)\n")
+        return 3
+    name, expected = expectation()
+    if root != served and (name is None or name not in root.parts):
+        expected = {}
+    inside: tuple[list[Row], dict[str, Any]] | None = None
+    try:
+        rows = count(on_disk(root))
+        if options.loaded:
+            inside = loaded()
+    except (pack_verify.BadShard, RuntimeError, OSError) as error:
+        sys.stderr.write(f"dsv4 census: {error}\n")
+        return 3
+    differing = differences(rows, expected)
+    if options.json:
+        found: dict[str, Any] = {
+            "ok": not differing,
+            "pack_root": str(root),
+            "disk": [vars(row) for row in rows],
+            "components": by_component(rows),
+            "bytes": sum(row.bytes for row in rows),
+            "differs": differing,
+        }
+        if inside:
+            found["loaded"] = {"rows": [vars(row) for row in inside[0]], **inside[1]}
+        print(json.dumps(found))
+    else:
+        print("\n".join(table(rows, "on disk")))
+        if inside:
+            print("\n" + "\n".join(table(inside[0], "loaded")))
+            print("\n".join(f"{key}: {value}" for key, value in inside[1].items()))
+    for line in differing:
+        sys.stderr.write(f"dsv4 census: {line}\n")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""How long the structural check of a pack of the real one's size takes, and its memory, as JSON.
+
+Forty-eight sparse shards with real headers: offsets, index both ways, duplicates and layer bits are
+checked by the tool as a whole process, beside a bare loop that only parses the headers.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.bench.quiet_run import machine_size
+from tests.lab import exl3_pack
+
+RUNS = 7
+LIBRARY = Path(__file__).resolve().parents[2] / "files/opt/dsv4/lib"
+BARE = """
+import json, sys
+from pathlib import Path
+for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
+    with path.open("rb") as file:
+        json.loads(file.read(int.from_bytes(file.read(8), "little")))
+"""
+
+
+def run(words: list[str]) -> dict[str, Any]:
+    """Return wall and processor seconds and the largest size of one process."""
+    begun = time.monotonic()
+    child = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise RuntimeError(f"{words}: status {child.returncode}")
+    return {
+        "wall_s": time.monotonic() - begun,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "mib": usage.ru_maxrss / 1024,
+    }
+
+
+def median(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the median of each figure."""
+    return {key: round(statistics.median(one[key] for one in runs), 3) for key in runs[0]}
+
+
+def main() -> int:
+    """Measure and print."""
+    os.environ["PYTHONPATH"] = str(LIBRARY)
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch) / "pack"
+        size = exl3_pack.write(root, exl3_pack.Scale(), headers_only=True)
+        tool = [sys.executable, "-m", "dsv4", "pack_verify", "--pack-root", str(root)]
+        bare = [sys.executable, "-c", BARE, str(root)]
+        # In turn, so that what else the machine does touches both alike
+        pairs = [(run(tool), run(bare)) for _ in range(RUNS)]
+    ours, theirs = (median(list(column)) for column in zip(*pairs, strict=True))
+    found = {
+        "check": ours,
+        "bare_json_loop": theirs,
+        "cpu_ratio": round(ours["cpu_s"] / theirs["cpu_s"], 2),
+        "shards": exl3_pack.SHARDS,
+        "bytes": size,
+        "runs": RUNS,
+        "load": os.getloadavg()[0],
+        "on": machine_size(),
+    }
+    json.dump(found, sys.stdout, indent=1)
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
