@@ -25,8 +25,8 @@ def make(root: Path) -> None:
         name = f"s{number}.safetensors"
         begin, _ = exl3_pack.header({f"t{number}": ("U8", (FILE_BYTES,))})
         (root / name).write_bytes(begin + os.urandom(FILE_BYTES))
-        files[name] = {"size": (root / name).stat().st_size}
-        files[name]["sha256"] = store.sha256_file(root / name)
+        size, digest = (root / name).stat().st_size, store.sha256_file(root / name)
+        files[name] = {"size": size, "sha256": digest}
     placed = {f"t{number}": f"s{number}.safetensors" for number in range(FILES)}
     (root / pack_verify.INDEX).write_text(json.dumps({"weight_map": placed}))
     store.write_json(pack_verify.state_path(root), {"complete": True, "files": files})
