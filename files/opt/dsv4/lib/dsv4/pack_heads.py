@@ -5,7 +5,6 @@ format, which tensor lies where, at how many bits. They begin the files they bel
 them first fetches no byte twice.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -88,17 +87,17 @@ def index_faults(shards: Mapping[str, Tensors], index: bytes | None) -> Iterator
             yield f"{INDEX} is missing, and {len(shards)} shards need one"
         return
     try:
-        placed = json.loads(index)["weight_map"]
-        absent = sorted(set(placed.values()) - set(shards))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        yield f"{INDEX} is no index"
+        placed = pack_verify.parse_index(index.decode())
+    except (pack_verify.BadIndex, UnicodeDecodeError) as error:
+        yield f"{INDEX} {error}"
         return
-    if absent:
+    if absent := set(placed) - set(shards):
         yield f"{INDEX} names {pack_verify.names(absent)}, which the hub has not"
-    if extra := sorted(set(shards) - set(placed.values())):
+    if extra := set(shards) - set(placed):
         yield f"{pack_verify.names(extra)} is in no index"
         return
-    yield from map(str, pack_verify.compare_index(placed, shards))
+    held = {shard: shards[shard].keys() for shard in shards}
+    yield from map(str, pack_verify.compare_index(placed, held))
 
 
 def exl3_faults(
