@@ -244,6 +244,11 @@ Domains = Annotated[
     BeforeValidator(as_tuple),
     Must("a list of domain names"),
 ]
+Files = Annotated[
+    tuple[Annotated[Text, AfterValidator(matching(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}"))], ...],
+    BeforeValidator(as_tuple),
+    Must("a list of files inside the pack, such as tool.py"),
+]
 Sizes = Annotated[
     tuple[Annotated[Whole, Ge(1), Le(1024)], ...],
     BeforeValidator(as_tuple),

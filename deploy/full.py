@@ -25,4 +25,5 @@ model.join()  # the download is complete and every byte verified
 pack.apply()  # the served view of it, with its configuration put right
 service.apply()  # units, watchdog, start or restart, a real token
 proof.apply()  # the answer means something
+pack.collect()  # old revisions and views go, when asked
 receipt.apply()  # what is deployed now, when that changed

@@ -8,7 +8,7 @@ under it), and has the state read anew after each change.
 import getpass
 import json
 import platform
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -346,16 +346,30 @@ def runtime_in_service(identity: str, keep: int, flags: str | None = None) -> Co
 
 
 @converging
-def view_served(pack_root: Callable[[], Path], policy: pack_config.Policy | None) -> Commands:
+def view_served(
+    pack_root: Callable[[], Path], policy: pack_config.Policy | None, code: Sequence[str] = ()
+) -> Commands:
     """Have the served directory show this pack with its configuration put right.
 
     + pack_root: the directory with the pristine files
     + policy: how an EXL3 pack's other weights are served; None for a pack in another format
+    + code: program files the pack may have
     """
-    wanted = pack_config.wanted(pack_root(), policy, allow_code=False)
+    wanted = pack_config.wanted(pack_root(), policy, code)
     if facts.current().view.get("made_from") != wanted:
         words = ["--exl3-policy", policy] if policy else []
+        words += [word for name in code for word in ("--code", name)]
         yield tool("pack_config", "--pack-root", str(pack_root()), *words)
+
+
+@converging
+def packs_collected(*, wanted: bool) -> Commands:
+    """Have no pack and no view on the target that nothing serves; a command, for one run.
+
+    + wanted: whether it was asked for
+    """
+    if wanted:
+        yield tool("pack_gc", "--remove")
 
 
 @converging

@@ -21,4 +21,13 @@ def apply() -> None:
         name="Build the serving view",
         pack_root=lambda: model.root(chosen),
         policy=policy(chosen),
+        code=chosen.pack_code,
+    )
+
+
+@deploy("Old packs")
+def collect() -> None:
+    """Have packs and views gone that nothing serves, when asked (`pack_gc`)."""
+    operations.packs_collected(
+        name="Remove packs that nothing serves", wanted=settings.current().pack_gc
     )

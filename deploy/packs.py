@@ -65,6 +65,8 @@ class Pack:
     """A commit to insist on; without one, the first revision seen is pinned for each host."""
     exl3: Exl3 | None = None
     draft_method: str | None = None
+    components: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that parts of the model are known to have on disk (`dsv4 census` names the parts)."""
     kv_cache_dtype: str = "auto"
     vision: bool = False
     """Whether it reads images, on a route that can."""
@@ -77,7 +79,7 @@ class Pack:
             "bits": self.exl3.bits,
             "layer_bits": {str(layer): bits for layer, bits in self.exl3.layer_bits.items()},
         }
-        return {"shards": self.shards, "exl3": exl3}
+        return {"shards": self.shards, "exl3": exl3, "components": dict(self.components)}
 
     @property
     def gib(self) -> float | None:
@@ -108,6 +110,8 @@ ALL: Final = (
             layer_bits=dict.fromkeys((3, 13, 21, 22, 28, 41), 3),
             draft_layers=3,
         ),
+        # From the shapes: 33,024 expert matrices at 2 or 3 bits with scales, 2,304 in 4-bit floats
+        components={"routed experts": 74_494_116_864, "draft experts": 10_267_656_192},
         draft_method="dspark",
         kv_cache_dtype="fp8",
         vision=True,

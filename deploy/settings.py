@@ -91,6 +91,16 @@ class PackSettings(Concern):
     pack_revision: v.Commit | None = Field(
         None, description="A commit of the pack; without it the first one seen is pinned."
     )
+    pack_code: v.Files = Field(
+        (),
+        description="Program files that the pack may have, though nothing runs them; a pack with"
+        " any other is refused.",
+    )
+    pack_gc: v.Switch = Field(
+        False,
+        description="Remove downloaded packs and views that nothing serves, once all else is done;"
+        " for one run.",
+    )
     pins_dir: v.AbsolutePath | None = Field(
         None, description="Where this controller keeps, for each host, what was pinned."
     )
@@ -643,6 +653,7 @@ class Settings(
             "transport": self.fetch_transport,
             "workers": self.fetch_workers,
             "expected": self.pack_data.expected(),
+            "code": list(self.pack_code),
         }
 
     @property

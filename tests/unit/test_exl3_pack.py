@@ -38,7 +38,7 @@ def test_the_small_one_is_whole(pack: Path) -> None:
 
 
 def test_its_configuration_is_put_right_for_the_other_route(pack: Path) -> None:
-    view = pack_config.plan(pack, "bf16_as_stored", allow_code=False)
+    view = pack_config.plan(pack, "bf16_as_stored")
     config = json.loads(view.own["config.json"])
     assert "text_config" not in config
     assert config["quantization_config"]["layer_bits"] == {"3": 3, "5": 3}

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dsv4 import fetch, transfer, xet
+from dsv4 import fetch, sizes, transfer, xet
 from dsv4.hub import Refused, Unreachable
 from tests.lab.hub import Hub
 
@@ -772,4 +772,4 @@ def test_a_missing_or_broken_description_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_sizes_are_given_in_both_units() -> None:
-    assert fetch.both_units(101_440_000_000) == "101.4 GB (94.5 GiB)"
+    assert sizes.both_units(101_440_000_000) == "101.4 GB (94.5 GiB)"

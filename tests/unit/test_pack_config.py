@@ -286,9 +286,9 @@ def test_a_view_that_was_tampered_with_is_made_again(exl3: Path) -> None:
 def test_a_served_view_says_what_it_was_made_from(exl3: Path) -> None:
     """The deploy compares that with what it wants, so no change is no work."""
     assert run(exl3, "--exl3-policy", "bf16_as_stored") == 0
-    wanted = pack_config.wanted(exl3, "bf16_as_stored", allow_code=False)
+    wanted = pack_config.wanted(exl3, "bf16_as_stored")
     assert pack_config.served(views(exl3))["made_from"] == wanted
-    assert wanted != pack_config.wanted(exl3, "official_source_native", allow_code=False)
+    assert wanted != pack_config.wanted(exl3, "official_source_native")
 
 
 @pytest.mark.parametrize("damage", ["config", "link", "extra", "pack", "note"])
@@ -320,9 +320,9 @@ def test_what_a_killed_builder_left_is_removed(plain: Path) -> None:
 
 
 def test_a_view_is_named_by_content(plain: Path) -> None:
-    first = pack_config.plan(plain, None, allow_code=False).identity
+    first = pack_config.plan(plain, None).identity
     (plain / "README.md").write_text("changed\n")
-    assert pack_config.plan(plain, None, allow_code=False).identity != first
+    assert pack_config.plan(plain, None).identity != first
 
 
 def test_a_record_of_hashes_names_the_view_without_reading_shards(plain: Path) -> None:
@@ -371,7 +371,8 @@ def test_a_pack_that_cannot_be_served_is_refused(
 
 def test_code_is_served_when_it_is_allowed_knowingly(plain: Path) -> None:
     (plain / "model.py").write_text("")
-    assert run(plain, "--allow-code") == 0
+    assert run(plain, "--code", "other.py") == 1
+    assert run(plain, "--code", "model.py") == 0
     assert (views(plain) / "current/model.py").is_symlink()
 
 

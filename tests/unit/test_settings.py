@@ -730,7 +730,8 @@ def test_fetch_spec_is_what_the_fetcher_reads() -> None:
         "environment": {},
         "transport": "http",
         "workers": 4,
-        "expected": {"shards": 4, "exl3": None},
+        "expected": {"shards": 4, "exl3": None, "components": {}},
+        "code": [],
     }
     asked = chosen.model_copy(update={"pack": "mixedk", "fetch_transport": "xet"})
     expected = asked.fetch_spec("a" * 40)["expected"]

@@ -16,6 +16,8 @@ OWNER: Final = {
     "bench": "measure how fast it is, beside reference figures (root)",
     "census": "say what the pack's bytes are, by component and type",
     "key": "show the API key (root)",
+    "pack_gc": "list packs and views that nothing serves, or remove them (root)",
+    "pack_verify": "check the pack's structure, or with --full every byte",
     "probe": "ask the model one question with a known answer",
     "receipt": "list or compare what deploys, verify and bench left",
     "runtime": "check every byte of the runtime in service (root)",
@@ -27,14 +29,14 @@ OWNER: Final = {
 INTERNAL: Final = frozenset(
     {
         *("accounts", "apt", "artefact", "build", "cache_drop", "fetch", "launch", "lock"),
-        *("machine", "memory_gate", "pack_config", "pack_verify", "patches", "ready"),
+        *("machine", "memory_gate", "pack_config", "pack_owner", "patches", "ready"),
         *("switch", "tools", "tree", "watchdog", "xet"),
     }
 )
 
 
 CHANGING: Final = frozenset(
-    {"accounts", "apt", "artefact", "key", "pack_config", "switch", "tools", "tree"}
+    {"accounts", "apt", "artefact", "key", "pack_config", "pack_gc", "switch", "tools", "tree"}
 )
 """What the deploy changes the machine with; one at a time, see `alone`."""
 

@@ -18,13 +18,17 @@ def groups_of(user: str) -> list[str]:
     return sorted(group.gr_name for group in grp.getgrall() if user in group.gr_mem)
 
 
+def uid_of(user: str) -> int | None:
+    """Return an account's number, None when there is no such account."""
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+
+
 def exists(user: str) -> bool:
     """Say whether there is such an account."""
-    try:
-        pwd.getpwnam(user)
-    except KeyError:
-        return False
-    return True
+    return uid_of(user) is not None
 
 
 def present(groups: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsv4 import layout, pack_verify, store, systemd
+from dsv4.sizes import both_units
 
 GB: Final = 10**9
 GIB: Final = 1 << 30
@@ -108,15 +109,10 @@ def differences(rows: Iterable[Row], expected: Mapping[str, int]) -> list[str]:
     """Return which components are not of the size the pack is known for."""
     found = by_component(rows)
     return [
-        f"{name}: {both(found.get(name, 0))}, where {both(size)} are expected"
+        f"{name}: {both_units(found.get(name, 0))}, where {both_units(size)} are expected"
         for name, size in expected.items()
         if found.get(name, 0) != size
     ]
-
-
-def both(size: int) -> str:
-    """Return a size in both units people compare with."""
-    return f"{size / GB:.2f} GB ({size / GIB:.2f} GiB)"
 
 
 def table(rows: list[Row], title: str) -> Iterator[str]:

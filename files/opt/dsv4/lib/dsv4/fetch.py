@@ -7,7 +7,6 @@ settings), 3 when trying again later may help. The unit starts it again after 3 
 import argparse
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -25,10 +24,11 @@ from functools import partial as bound
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import layout, pack_heads, store, transfer, xet
+from dsv4 import layout, pack_heads, pack_verify, store, transfer, xet
 from dsv4.hub import COMMIT, Hub, Refused, Remote, Unreachable, clean_token, network_settings
 from dsv4.pack_heads import Expected
 from dsv4.pack_verify import PART_SUFFIX, BadShard, read_header, state_path
+from dsv4.sizes import both_units
 from dsv4.transfer import DiskFull, Limits, Meter, Partial, Source, Stopped
 
 PUBLIC: Final = "https://huggingface.co"
@@ -59,6 +59,7 @@ class Spec:
     workers: int = 4
     environment: Mapping[str, str] = field(default_factory=dict)
     expected: Expected = field(default_factory=Expected)
+    code: tuple[str, ...] = ()
 
 
 def parse_spec(value: Mapping[str, Any], endpoint: str | None = None) -> Spec:
@@ -85,6 +86,7 @@ def parse_spec(value: Mapping[str, Any], endpoint: str | None = None) -> Spec:
         workers=workers,
         environment=network_settings(value.get("environment") or {}),
         expected=parse_expected(value.get("expected") or {}),
+        code=tuple(map(str, value.get("code") or ())),
     )
 
 
@@ -107,13 +109,6 @@ def choose_endpoint(given: str | None) -> str:
     if not re.match(r"https?://[^/\s]+", found):
         raise Refused(f"endpoint: must begin with http:// or https:// (got {found!r})")
     return found
-
-
-def both_units(count: float) -> str:
-    """Return a size as disks are sold (GB) and as tools print it (GiB)."""
-    if count < 1e8:
-        return f"{count / 1e6:.1f} MB ({count / (1 << 20):.1f} MiB)"
-    return f"{count / 1e9:.1f} GB ({count / (1 << 30):.1f} GiB)"
 
 
 def now() -> str:
@@ -403,17 +398,13 @@ class Progress:
 
 @contextlib.contextmanager
 def alone(packs: Path) -> Iterator[None]:
-    """Hold the right to write below `packs`; it ends with the process, however that ends."""
-    descriptor = os.open(packs / ".fetch.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise Refused(f"{packs}: another download is at work there; wait for it") from None
-    try:
+    """Hold the right to write below `packs`."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(store.hold(packs / layout.FETCH_LOCK, wait=False))
+        except BlockingIOError:
+            raise Refused(f"{packs}: another download is at work there; wait for it") from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def become_owner(packs: Path) -> None:
@@ -498,10 +489,10 @@ class Work:
         # Also over what a killed run left there: whoever follows this one must not read that
         Progress(self.progress_path, meter, 0).write("running")
         remotes = patiently(lambda: hub.files(spec.repo_id, spec.revision), meter, limits)
-        if code := pack_heads.program_code(remote.name for remote in remotes):
+        if code := pack_verify.program_code((remote.name for remote in remotes), spec.code):
             raise Refused(
-                f"{spec.repo_id}: holds program code ({', '.join(code[:3])}), which a model needs"
-                " none of; use a pack without"
+                f"{spec.repo_id}: holds program code ({pack_verify.names(code)}), which a model"
+                " needs none of; use a pack without, or name each such file in pack_code"
             )
         total = sum(remote.size for remote in remotes)
         self.progress = Progress(self.progress_path, meter, total)

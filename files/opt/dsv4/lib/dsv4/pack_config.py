@@ -8,19 +8,18 @@ named by its content and never changes; `current` moves to the next one in a sin
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from dsv4 import exl3, layout, store, tree
+from dsv4 import exl3, layout, pack_verify, readable, store, tree
 from dsv4.pack_verify import (
     INDEX,
     SUFFIX,
@@ -263,8 +262,11 @@ def file_facts(root: Path, name: str, known: Mapping[str, Any]) -> str:
     return f"{name}\0{size}\0{store.sha256_bytes(head)}"
 
 
-def plan(root: Path, policy: Policy | None, *, allow_code: bool) -> View:
-    """Return the view a pack should be served through; raise `Refused` when it should not be."""
+def plan(root: Path, policy: Policy | None, code: Collection[str] = ()) -> View:
+    """Return the view a pack should be served through; raise `Refused` when it should not be.
+
+    `code` names the program files that its owner knows of and wants to be there.
+    """
     state = store.read_json(state_path(root))
     if state is not None and not state.get("complete"):
         raise Refused(f"{root}: its download is not complete; wait for dsv4-fetch")
@@ -273,11 +275,10 @@ def plan(root: Path, policy: Policy | None, *, allow_code: bool) -> View:
         raw = (root / CONFIG).read_bytes()
     except OSError as error:
         raise Refused(f"{root / CONFIG}: {why_unreadable(root / CONFIG, error)}") from error
-    code = [name for name in names if name.endswith((".py", ".pyc", ".so"))]
-    if code and not allow_code:
+    if found := pack_verify.program_code(names, code):
         raise Refused(
-            f"{root}: holds program code ({', '.join(code[:3])}), which a model needs none of;"
-            " use a pack without, or allow it knowingly (--allow-code)"
+            f"{root}: holds program code ({pack_verify.names(found)}), which a model needs none of;"
+            " use a pack without, or name each such file in pack_code"
         )
     if broken := [name for name in names if not (root / name).exists()]:
         raise Refused(f"{root}: {broken[0]} is a link to nothing; complete the pack")
@@ -338,17 +339,6 @@ def is_current(views: Path, view: View) -> bool:
     )
 
 
-@contextlib.contextmanager
-def alone(views: Path) -> Iterator[None]:
-    """Hold the right to change views."""
-    descriptor = os.open(views / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def build(views: Path, view: View) -> None:
     """Put the view in its place, whole or not at all."""
     place = views / view.identity
@@ -381,9 +371,9 @@ def signature(root: Path) -> str:
     return whole.hexdigest()
 
 
-def wanted(root: Path, policy: Policy | None, *, allow_code: bool) -> dict[str, Any]:
+def wanted(root: Path, policy: Policy | None, code: Collection[str] = ()) -> dict[str, Any]:
     """Return what a view is made from; the deploy compares this with what the served one was."""
-    return {"pack_root": str(root), "policy": policy, "allow_code": allow_code, "maker": MAKER}
+    return {"pack_root": str(root), "policy": policy, "code": sorted(code), "maker": MAKER}
 
 
 def note(views: Path, view: View, made_from: Mapping[str, Any], seen: str) -> None:
@@ -422,7 +412,7 @@ def served(views: Path = layout.VIEWS) -> dict[str, Any]:
 def serve(views: Path, view: View) -> bool:
     """Have the view built and served; return whether anything changed."""
     views.mkdir(parents=True, exist_ok=True)
-    with alone(views):
+    with store.hold(views / layout.VIEWS_LOCK):
         for stale in (*views.glob(".new-*"), *views.glob(".old-*")):
             shutil.rmtree(stale, ignore_errors=True)
         if is_current(views, view):
@@ -442,21 +432,29 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--exl3-policy", choices=get_args(Policy), help="how what is no routed expert is served"
     )
-    parser.add_argument("--allow-code", action="store_true", help="serve a pack with Python files")
+    parser.add_argument(
+        "--code", action="append", default=[], metavar="FILE", help="a program file it may have"
+    )
+    parser.add_argument("--user", default=layout.USER, help="whoever has to be able to read it")
     parser.add_argument("--check", action="store_true", help="change nothing; 1 when it differs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     root = Path(os.path.abspath(options.pack_root))  # noqa: PTH100 - its links stay as given
     changed = False
-    policy, code = options.exl3_policy, options.allow_code
+    policy, code = options.exl3_policy, options.code
     try:
         seen = signature(root)
-        view = plan(root, policy, allow_code=code)
+        view = plan(root, policy, code)
+        if closed := readable.as_user(options.user, (root / name for name in view.files)):
+            raise Refused(
+                f"{root}: {options.user} cannot read it: {closed}; give it access (chmod o+rx, or"
+                f" setfacl -m u:{options.user}:rx), or have the pack elsewhere"
+            )
         if options.check:
             ok = is_current(options.views, view)
         else:
             changed, ok = serve(options.views, view), True
-            note(options.views, view, wanted(root, policy, allow_code=code), seen)
+            note(options.views, view, wanted(root, policy, code), seen)
     except (Refused, store.BrokenState, OSError) as error:
         sys.stderr.write(f"dsv4 pack_config: {error}\n")
         if options.json:

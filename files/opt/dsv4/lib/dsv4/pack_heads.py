@@ -5,9 +5,9 @@ format, which tensor lies where, at how many bits. They begin the files they bel
 them first fetches no byte twice.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from dsv4 import pack_config, pack_verify
 from dsv4.pack_verify import INDEX, SUFFIX, BadShard
@@ -15,8 +15,6 @@ from dsv4.pack_verify import INDEX, SUFFIX, BadShard
 Tensors: TypeAlias = Mapping[str, Any]
 
 LEAST_START, MOST_START = 64, 512 << 10
-
-CODE: Final = (".py", ".pyc", ".so")
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,6 @@ def tensors(head: bytes, size: int) -> Tensors:
     if fault:
         raise BadShard(fault)
     return found
-
-
-def program_code(names: Iterable[str]) -> list[str]:
-    """Return the files that a pack of weights has no use for."""
-    return sorted(name for name in names if name.endswith(CODE))
 
 
 def faults(

@@ -10,9 +10,11 @@ import gc
 import hashlib
 import json
 import math
+import pwd
+import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -23,6 +25,7 @@ INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 SUFFIX: Final = ".safetensors"
 PART_SUFFIX: Final = ".part"
+CODE: Final = (".py", ".pyc", ".so")
 HEADER_LIMIT: Final = 100_000_000
 """The format's own bound on a header."""
 
@@ -373,6 +376,41 @@ def check_sizes(root: Path, wanted: Mapping[str, Mapping[str, Any]], report: Rep
             report.add(name, f"is {abs(over)} bytes too {'long' if over > 0 else 'short'}")
 
 
+def touched(root: Path, files: Mapping[str, Mapping[str, Any]], owner: int | None) -> list[Finding]:
+    """Return what changed since the fetcher verified its files: no byte is read.
+
+    `owner` is the fetcher's user; None where there is none. A file that others own or may write to
+    may hold other bytes, whatever its time stamp says.
+    """
+    found = []
+    for name, facts in files.items():
+        path = root / name
+        try:
+            now = path.lstat()
+        except OSError as error:
+            found.append(Finding(name, why_unreadable(path, error)))
+            continue
+        if not stat.S_ISREG(now.st_mode):
+            found.append(Finding(name, "is no regular file any more"))
+        elif (now.st_size, now.st_mtime_ns) != (facts.get("size"), facts.get("mtime_ns")):
+            found.append(Finding(name, "changed since it was verified"))
+        elif owner is not None and now.st_uid != owner:
+            found.append(Finding(name, f"belongs to {account(now.st_uid)} now"))
+        elif now.st_mode & 0o022 or now.st_mode & 0o444 != 0o444:
+            found.append(Finding(name, f"has the mode {stat.S_IMODE(now.st_mode):o}"))
+    if owner is not None and root.is_dir() and root.stat().st_uid != owner:
+        found.append(Finding(".", f"belongs to {account(root.stat().st_uid)} now"))
+    return found
+
+
+def account(uid: int) -> str:
+    """Return the name of a user, or the number of one that has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
 def hash_of(path: Path, facts: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return wanted and found hash in the form the hub gave, None when it gave none."""
     if facts.get("sha256"):
@@ -409,6 +447,11 @@ def check_hashes(
     with ThreadPoolExecutor(workers) as pool:
         report.findings += [finding for finding in pool.map(check, todo) if finding]
     report.hashed = len(todo)
+
+
+def program_code(names_of_files: Iterable[str], known: Collection[str] = ()) -> list[str]:
+    """Return the files that a pack of weights has no use for, beyond those its owner named."""
+    return sorted(name for name in names_of_files if name.endswith(CODE) and name not in known)
 
 
 def leftovers(root: Path) -> list[str]:

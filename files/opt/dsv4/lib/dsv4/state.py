@@ -23,6 +23,7 @@ from dsv4 import (
     lock,
     machine,
     pack_config,
+    pack_verify,
     receipt,
     runtime,
     store,
@@ -95,16 +96,20 @@ def bytes_under(directory: Path) -> int:
     return total
 
 
-def packs(root: Path = layout.PACKS) -> dict[str, dict[str, Any]]:
-    """Return each downloaded pack's revisions: complete or not, last error."""
+def packs(root: Path = layout.PACKS, user: str = layout.USER_FETCH) -> dict[str, dict[str, Any]]:
+    """Return each downloaded pack's revisions: complete and untouched or not, last error."""
+    owner = accounts.uid_of(user)
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(root.glob("*/*.json")):
         value = store.read_json_or(path, {"complete": False, "error": "its state file is broken"})
+        pack, files = path.with_suffix(""), value.get("files")
+        complete = value.get("complete") is True and pack.is_dir()
+        changed = pack_verify.touched(pack, files, owner) if complete and files else []
         found.setdefault(path.parent.name, {})[path.stem] = {
-            "complete": bool(value.get("complete")) and path.with_suffix("").is_dir(),
-            "error": value.get("error"),
+            "complete": complete and not changed,
+            "error": str(changed[0]) if changed else value.get("error"),
             "repo_id": value.get("repo_id"),
-            "bytes": bytes_under(path.with_suffix("")),
+            "bytes": bytes_under(pack),
         }
     return found
 

@@ -4,10 +4,13 @@ Two processes share every file here, and either can be killed at any instruction
 through a temporary name and a rename, and a reader tells apart *missing* from *broken*.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,20 @@ def read_json_or(path: Path, default: dict[str, Any]) -> dict[str, Any]:
     except BrokenState:
         return default
     return default if value is None else value
+
+
+@contextlib.contextmanager
+def hold(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock file; the lock ends with the process, however that ends.
+
+    Raises `BlockingIOError` when another process has it and this one does not wait.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sha256_bytes(data: bytes) -> str:
