@@ -118,6 +118,7 @@ def test_a_bare_host_gets_everything(bare: subprocess.CompletedProcess[str]) -> 
         "Service | Have an API key",
         "Service | Renew the watchdog",
         "Verify | Verify what is served",
+        "Old packs | Remove packs that nothing serves",
     ]
     assert not any(step["hosts_with_conditional_change"] for step in plan)
     hosts = {tuple(step["hosts_with_change"]) for step in plan if step["hosts_with_change"]}
