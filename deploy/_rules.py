@@ -22,6 +22,7 @@ Check = Callable[["Settings"], str | None]
 LONG_CONTEXT: Final = 200_000
 """Past about this, the recipe needs expandable segments."""
 LONGEST_CONTEXT: Final = 256_000
+MOST_STREAMS: Final = 256
 NEEDLE_SPARE: Final = 4096
 """Tokens for question and answer, and for an estimate of a prompt's length that was too short."""
 BATCHED_AT_LONGEST: Final = 2048
@@ -263,6 +264,29 @@ def needle_fits_the_context(chosen: "Settings") -> str | None:
         f"{chosen.verify_needle_tokens} leaves no room for the answer in a context of"
         f" {chosen.serving.max_model_len} tokens; set it to at most {max(0, most)}"
     )
+
+
+@rule("bench_output_tokens", "bench_prompt_tokens", "serve_max_model_len", *ENGINE)
+def bench_fits_the_context(chosen: "Settings") -> str | None:
+    """Prompt and answer share the context."""
+    need, most = (
+        chosen.bench_prompt_tokens + chosen.bench_output_tokens,
+        chosen.serving.max_model_len,
+    )
+    if need <= most:
+        return None
+    return (
+        f"{chosen.bench_output_tokens} and bench_prompt_tokens {chosen.bench_prompt_tokens} are"
+        f" more than the context of {most}; lower either"
+    )
+
+
+@rule("bench_streams")
+def bench_has_streams(chosen: "Settings") -> str | None:
+    """An empty sweep measures nothing, a huge one never ends."""
+    if chosen.bench_streams and max(chosen.bench_streams) <= MOST_STREAMS:
+        return None
+    return f"must be one number or more, up to {MOST_STREAMS}; 1,2,4,8,16 is usual"
 
 
 @rule("serve_max_num_batched_tokens", "serve_max_model_len", *ENGINE)

@@ -254,6 +254,11 @@ Sizes = Annotated[
     BeforeValidator(as_tuple),
     Must("a list of whole numbers from 1 to 1024"),
 ]
+Counts = Annotated[
+    tuple[Annotated[Whole, Ge(1), Le(1048576)], ...],
+    BeforeValidator(as_tuple),
+    Must("a list of whole numbers from 1 to 1048576"),
+]
 Wheel = Annotated[
     Text,
     AfterValidator(

@@ -39,6 +39,7 @@ REASONS: Final = {
     layout.UNIT: ("phase", "detail", "reason"),
     layout.UNIT_FETCH: ("fetch", "error"),
     layout.UNIT_BUILD: ("build", "error"),
+    layout.UNIT_BENCH: ("bench", "error"),
 }
 """Where in the progress each unit leaves why it failed."""
 
@@ -85,6 +86,11 @@ def fetch_line(progress: Mapping[str, Any]) -> str:
 def build_line(progress: Mapping[str, Any]) -> str:
     """Return where the build is."""
     return str(progress.get("build", {}).get("step") or "the build is starting")
+
+
+def bench_line(progress: Mapping[str, Any]) -> str:
+    """Return where the bench is."""
+    return str(at(progress, "bench", "step") or "the bench is starting")
 
 
 def service_line(progress: Mapping[str, Any]) -> str:
@@ -163,14 +169,17 @@ class Unit(PyinfraCommand):
         *,
         retries: bool = False,
         enough: Callable[[Mapping[str, Any]], bool] | None = None,
+        poll_s: float = POLL_S,
     ) -> None:
         """Follow `unit`, described by `line`, for at most `patience_s` seconds.
 
-        With `enough`, what is waited for is that alone, and waiting in vain is no failure.
+        With `enough`, what is waited for is that alone, and waiting in vain is no failure. `poll_s`
+        is for work that looking at it would disturb.
         """
         super().__init__()
         self.enough = enough
         self.unit, self.line, self.patience_s, self.retries = unit, line, patience_s, retries
+        self.poll_s = poll_s
 
     def __repr__(self) -> str:
         """Return what is shown in debug output."""
@@ -213,7 +222,7 @@ class Unit(PyinfraCommand):
             if text != last and time.monotonic() - said > SAY_EVERY_S:
                 logger.info(f"{host.print_prefix}{text}")
                 said, last = time.monotonic(), text
-            time.sleep(POLL_S)
+            time.sleep(self.poll_s)
 
     def progress(self, host: "Host", arguments: "ConnectorArguments") -> Mapping[str, Any]:
         """Return the moving parts of the target's state."""

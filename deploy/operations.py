@@ -28,6 +28,9 @@ P = ParamSpec("P")
 Entries = Iterable[_tree.Entry] | Callable[[], Iterable[_tree.Entry]]
 Commands = Generator[str | PyinfraCommand, None, None]
 
+BENCH_POLL_S = 5.0
+"""Each look costs the machine a tenth of a second of one core, which a measurement would show."""
+
 
 def converging(decide: Callable[P, Commands]) -> PyinfraOperation[P]:
     """Make an operation of a generator that yields nothing when all is settled.
@@ -420,6 +423,28 @@ def verified(*, again: bool) -> Commands:
         and state.engine.get("verified", {}).get("invocation") != unit["invocation"]
     ):
         yield results.Verify(["--record", unit["invocation"]])
+
+
+@proving
+def benched(options: Sequence[str]) -> Commands:
+    """Have a bench measured; one that is running already is followed to its end.
+
+    + options: of `dsv4 bench`
+    """
+    unit = layout.UNIT_BENCH
+    if facts.current().unit(unit).get("active") not in {"active", "activating"}:
+        yield f"systemctl reset-failed {unit} 2>/dev/null; rm -f {layout.BENCH_PROGRESS}"
+        yield StringCommand(
+            # A unit that systemd forgets: it outlives the connection and leaves nothing behind.
+            # Status 1 is a bench that was measured and has figures that are not valid
+            f"systemd-run --quiet --no-block --unit={unit} --description='Measure the served model'"
+            " -p Type=oneshot -p SuccessExitStatus=1 -p OOMScoreAdjust=800",
+            str(layout.DSV4),
+            "bench",
+            *(QuoteString(option) for option in options),
+        )
+    yield follow.Unit(unit, follow.bench_line, poll_s=BENCH_POLL_S)
+    yield results.Bench()
 
 
 @proving

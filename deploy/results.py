@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pyinfra import logger
 from pyinfra.api.command import PyinfraCommand
 
-from deploy import follow, layout, pins
-from dsv4 import receipt, store
+from deploy import follow, layout, pins, plot
+from dsv4 import bench_report, receipt, store
 
 if TYPE_CHECKING:
     from pyinfra.api.arguments import ConnectorArguments
@@ -81,6 +81,40 @@ class Collect(PyinfraCommand):
 def shown(path: Path) -> str:
     """Return a path of this repository as one types it."""
     return str(path.relative_to(layout.REPO)) if path.is_relative_to(layout.REPO) else str(path)
+
+
+class Bench(PyinfraCommand):
+    """Show what a bench that has ended found, and draw it."""
+
+    def __repr__(self) -> str:
+        """Return what is shown in debug output."""
+        return "Bench()"
+
+    def execute(
+        self, state: "Pyinfra", host: "Host", connector_arguments: "ConnectorArguments"
+    ) -> bool:
+        """Return whether its figures are valid."""
+        _, lines = follow.ask(host, f"cat {layout.BENCH_PROGRESS}", connector_arguments)
+        found = parsed(["".join(lines)])
+        name = str(found.get("receipt"))
+        collect(host, connector_arguments)
+        path = directory(host.name) / name
+        results = (
+            store.read_json_or(path, {}).get("results") if receipt.NAME.fullmatch(name) else {}
+        )
+        if not isinstance(results, dict) or not results:
+            why = found.get("error") or "it left no results"
+            logger.error(f"{host.print_prefix}bench: {why} (journalctl -u {layout.UNIT_BENCH})")
+            return False
+        for line in bench_report.table(results):
+            logger.info(f"{host.print_prefix}{line}")
+        logger.info(f"{host.print_prefix}receipt: {shown(path)}")
+        try:
+            picture = plot.write(results, path.with_suffix(".png"))
+            logger.info(f"{host.print_prefix}plot: {shown(picture)}")
+        except (ImportError, OSError, ValueError) as error:
+            logger.warning(f"{host.print_prefix}no plot: {error}; install requirements.txt anew")
+        return results.get("ok") is True
 
 
 class Verify(PyinfraCommand):

@@ -310,6 +310,30 @@ class Verify(Concern):
     )
 
 
+class Bench(Concern):
+    """What `bench` measures."""
+
+    bench_streams: v.Counts = Field(
+        (1, 2, 4, 8, 16), description="Numbers of streams that bench measures with."
+    )
+    bench_prompt_tokens: v.Whole = Field(
+        128, ge=1, le=1048576, description="Length of the prompts in bench's sweep."
+    )
+    bench_output_tokens: v.Whole = Field(
+        256, ge=2, le=1048576, description="Length of the answers in bench's sweep."
+    )
+    bench_requests_per_stream: v.Whole = Field(
+        2, ge=1, le=1000, description="Requests for each stream in bench's sweep."
+    )
+    bench_answer_tokens: v.Whole = Field(
+        512, ge=16, le=1048576, description="Longest answer of the single streams in bench."
+    )
+    bench_prefill_tokens: v.Counts = Field(
+        (893, 14227),
+        description="Lengths of prompts whose time to the first token bench measures.",
+    )
+
+
 class Commands(Concern):
     """Settings that are commands: for one run, with `--data`."""
 
@@ -330,6 +354,7 @@ CONCERNS: Final = (
     Service,
     Memory,
     Verify,
+    Bench,
     Commands,
 )
 
@@ -351,7 +376,18 @@ UNSET: Final[Mapping[str, str]] = {
 
 
 class Settings(
-    Choice, Serve, Cuda, PackSettings, Hub, Fetch, Runtime, Service, Memory, Verify, Commands
+    Choice,
+    Serve,
+    Cuda,
+    PackSettings,
+    Hub,
+    Fetch,
+    Runtime,
+    Service,
+    Memory,
+    Verify,
+    Bench,
+    Commands,
 ):
     """Every setting of one host, valid by itself and together.
 

@@ -17,3 +17,10 @@ memory_spare_gib = 0.1
 memory_soft_above_gib = 0.2
 memory_gate_margin_gib = 0.3
 memory_gate_wait_s = 30
+
+# A tiny model's answers are short, and two cores are no benchmark
+bench_streams = [1, 2, 4]
+bench_prompt_tokens = 64
+bench_output_tokens = 64
+bench_answer_tokens = 64
+bench_prefill_tokens = [893]

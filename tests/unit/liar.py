@@ -216,6 +216,10 @@ def engine(lie: Lie | None = None, token_s: float = 0.0) -> Iterator[Liar]:
                 self.whole(*other)
                 return
             reply = reply_to(body)
+            for name, count in reply["usage"].items():
+                kind = {"prompt_tokens": "prompt", "completion_tokens": "generation"}[name]
+                key = f"{kind}_tokens_total"
+                state.counters[key] = state.counters.get(key, 0) + count
             if told.after:
                 told.after(body, reply)
             if body.get("stream"):

@@ -47,6 +47,7 @@ WATCHDOG_RECORDS: Final = VAR / "watchdog"
 METRICS: Final = VAR / "metrics"
 METRICS_FILE: Final = METRICS / "dsv4.prom"
 RECEIPTS: Final = VAR / "receipts"
+LOADS_JSON: Final = VAR / "loads.json"
 UV_CACHE: Final = Path("/var/cache/dsv4/uv")
 LOGS: Final = Path("/var/log/dsv4")
 
@@ -62,6 +63,7 @@ FETCH_PROGRESS: Final = Path("/run/dsv4-fetch/fetch.json")
 """In a directory of its own: the fetcher's user may not write beside the hooks' files."""
 BUILD_PROGRESS: Final = RUN / "build.json"
 BENCH_PROGRESS: Final = RUN / "bench.json"
+BENCH_LOCK: Final = RUN / "bench.lock"
 VERIFIED_JSON: Final = RUN / "verified.json"
 RUNTIME_VERIFIED_JSON: Final = RUN / "runtime-verified.json"
 LOCK: Final = RUN / "deploy.lock"

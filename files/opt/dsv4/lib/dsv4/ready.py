@@ -21,7 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import cgroup, engine_api, guard, launch, layout, phase, processes, systemd
+from dsv4 import (
+    cgroup,
+    engine_api,
+    fingerprint,
+    guard,
+    launch,
+    layout,
+    loads,
+    phase,
+    processes,
+    systemd,
+)
 from dsv4.notify import notify
 
 POLL_S: Final = 0.5
@@ -136,6 +147,7 @@ class Load:
         self.files = files
         self.seen: set[str] = set()
         self.read_before: tuple[float, int] | None = None
+        self.began: float | None = None
         self.moved_at = time.monotonic()
 
     def look(self, pids: set[int], now: float) -> Progress:
@@ -150,8 +162,21 @@ class Load:
         self.read_before = (now, read)
         if new or rate >= SHOWN_RATE:
             self.moved_at = now
+        if new and self.began is None:
+            self.began = now
         gib = sum(self.files[path] for path in self.seen) / GIB
         return Progress(len(self.seen), len(self.files), gib, rate, len(mapped))
+
+    def note(self, ready_s: float) -> None:
+        """Note how long this start took, beside those before it."""
+        loads.note(
+            ready_s=ready_s,
+            weights_s=None if self.began is None else self.moved_at - self.began,
+            read_gib=(self.read_before[1] if self.read_before else 0) / GIB,
+            pack_gib=sum(self.files.values()) / GIB,
+            runtime=fingerprint.target(layout.CURRENT),
+            view=fingerprint.target(layout.VIEW_CURRENT),
+        )
 
 
 def phase_of(progress: Progress, quiet_s: float) -> str:
@@ -398,6 +423,7 @@ def main(argv: list[str]) -> int:
         said = (answer.text or answer.reasoning).strip()[:60]
         text = f"ready after {seconds:.1f} s: {config.served_name} says {said!r}"
         phase.write("ready", {"seconds": round(seconds, 1), "answer": said})
+        load.note(seconds)
         notify(f"STATUS={text}")
         result |= {"ok": True, "seconds": seconds, "answer": said}
         status = 0

@@ -77,7 +77,7 @@ def is_roots_own(library: Path) -> bool:
     return True
 
 
-def units(names: Iterable[str] = layout.UNITS) -> dict[str, dict[str, str]]:
+def units(names: Iterable[str] = (*layout.UNITS, layout.UNIT_BENCH)) -> dict[str, dict[str, str]]:
     """Return the units' live state; empty where systemd does not answer."""
     return parse_units(systemd.show_all(names, ["Id", *UNIT_FIELDS]))
 
@@ -159,7 +159,7 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
 def progress() -> dict[str, Any]:
     """Return the moving parts only: what a deploy polls while it follows a unit."""
     return {
-        "units": units((*layout.UNITS, layout.UNIT_BENCH)),
+        "units": units(),
         "fetch": store.read_json_or(layout.FETCH_PROGRESS, {}),
         "build": store.read_json_or(layout.BUILD_PROGRESS, {}),
         "bench": store.read_json_or(layout.BENCH_PROGRESS, {}),
