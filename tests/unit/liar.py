@@ -110,6 +110,8 @@ def reply_to(body: Mapping[str, Any]) -> Reply:
     """Return the whole answer, as one JSON object."""
     text, reasoning, calls, prompt = said(body)
     budget = int(body.get("max_tokens") or 16)
+    if body.get("ignore_eos"):
+        text = " ".join(["on"] * budget)
     words = text.split(" ")[:budget]
     message: dict[str, Any] = {"role": "assistant", "content": " ".join(words) or None}
     message["reasoning"] = reasoning or None
@@ -191,8 +193,13 @@ def metrics_text(counters: Mapping[str, float]) -> str:
 
 
 @contextmanager
-def engine(lie: Lie | None = None, token_s: float = 0.0) -> Iterator[Liar]:
-    """An engine that tells this lie, or the truth; `token_s` between the events of a stream."""
+def engine(
+    lie: Lie | None = None, token_s: float = 0.0, counters: dict[str, float] | None = None
+) -> Iterator[Liar]:
+    """An engine that tells this lie, or the truth; `token_s` between the events of a stream.
+
+    `counters` is what /metrics shows, for a lie to add to.
+    """
     told = lie or Lie()
     over = threading.Event()
 
@@ -266,7 +273,9 @@ def engine(lie: Lie | None = None, token_s: float = 0.0) -> Iterator[Liar]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads, server.block_on_close = True, False
-    state = Liar(f"http://127.0.0.1:{server.server_port}")
+    state = Liar(
+        f"http://127.0.0.1:{server.server_port}", counters={} if counters is None else counters
+    )
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:

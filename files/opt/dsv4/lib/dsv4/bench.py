@@ -64,6 +64,7 @@ ROOM_GIB: Final = 1.5
 LOOK_S: Final = 0.1
 ASK_S: Final = 0.5
 SETTLE_S: Final = 3.0
+SETTLE_POLL_S: Final = 0.2
 CELL_LIMIT_S: Final = 3600.0
 
 QUESTIONS: Final = {
@@ -161,7 +162,7 @@ def settled(client: engine_api.Client) -> dict[str, float]:
     end = time.monotonic() + SETTLE_S
     before = counters(client)
     while time.monotonic() < end:
-        time.sleep(0.2)
+        time.sleep(SETTLE_POLL_S)
         now = counters(client)
         still = now.get(engine_metrics.GENERATED) == before.get(engine_metrics.GENERATED)
         if still and not now.get(engine_metrics.RUNNING):
@@ -215,7 +216,7 @@ class Tool:
         try:
             if os.geteuid() == 0:
                 shutil.chown(place, self.user)
-            running = subprocess.Popen(
+            with subprocess.Popen(
                 self.argv(work, streams, seed, place),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -226,20 +227,22 @@ class Tool:
                 env=self.environment(place),
                 start_new_session=True,
                 **runtime_proof.as_engine(self.user),
-            )
-            try:
-                said, _ = running.communicate(timeout=CELL_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                raise BenchError(
-                    f"{streams} streams took more than {CELL_LIMIT_S / 60:.0f} min; measure less:"
-                    " fewer streams, or shorter answers"
-                ) from None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(running.pid, signal.SIGKILL)
+            ) as running:
+                try:
+                    said, _ = running.communicate(timeout=CELL_LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    raise BenchError(
+                        f"{bench_report.streams({'streams': streams})} took more than"
+                        f" {CELL_LIMIT_S / 60:.0f} min; measure less: fewer streams, or shorter"
+                        " answers"
+                    ) from None
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(running.pid, signal.SIGKILL)
             found = store.read_json_or(place / "cell.json", {})
             if running.returncode != 0 or not found:
-                raise BenchError(f"vllm bench serve failed at {streams} streams: {cause(said)}")
+                words = bench_report.streams({"streams": streams})
+                raise BenchError(f"vllm bench serve failed at {words}: {cause(said)}")
             return found
         except OSError as error:
             raise BenchError(f"vllm bench serve cannot be started: {error}") from error

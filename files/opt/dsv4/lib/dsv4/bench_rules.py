@@ -84,7 +84,7 @@ def of_cell(cell: Mapping[str, Any]) -> Iterator[Flag]:
         text = f"{running:.0f} requests ran where {streams:.0f} were sent: somebody else was asking"
         yield Flag("shared", text, fatal=True)
     each = number(cell, "stream_tokens_per_s")
-    if streams > 1 and each is not None and average is not None and each > average:
+    if streams > 1 and each is not None and average and each > average:
         text = f"each of {streams:.0f} streams is faster than all of them: answers came in bursts"
         yield Flag("bursts", f"{text}, held up in the client or in a proxy", fatal=False)
     if preempted := number(cell, "preempted"):

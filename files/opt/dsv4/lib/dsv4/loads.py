@@ -56,8 +56,9 @@ def newest(runtime: str, view: str, path: Path = layout.LOADS_JSON) -> dict[str,
     starts = store.read_json_or(path, {}).get("starts")
     found: dict[str, Any] = {"cold": None, "warm": None}
     for start in starts if isinstance(starts, list) else []:
-        if not isinstance(start, dict) or start.get("kind") not in found:
+        if not isinstance(start, dict):
             continue
-        if (start.get("runtime"), start.get("view")) == (runtime, view):
-            found[str(start["kind"])] = start
+        kind, of = str(start.get("kind")), (start.get("runtime"), start.get("view"))
+        if kind in found and of == (runtime, view):
+            found[kind] = start
     return found
