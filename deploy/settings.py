@@ -960,6 +960,8 @@ def default_of(key: str) -> str:
         return UNSET[key]
     if default is None or default == ():
         return "none"
+    if isinstance(default, tuple):
+        return f"`{','.join(map(str, default))}`"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
