@@ -3,18 +3,21 @@
 On a GB10 page cache counts as used in CUDA's figure, so a pack that was just downloaded or served
 keeps its own engine from starting. `auto` keeps a warm cache when enough is free without dropping
 (a warm load takes half a minute, a cold one ten), else drops as much of the pack as is missing,
-largest and last-loaded files first. What was dropped is measured by residency before and after:
-pages that are dirty or mapped stay, whatever the advice.
+largest and last-loaded files first, the last of them from its end on. What was dropped is measured
+by residency before and after: pages that are dirty, mapped or in memory alone stay, whatever the
+advice.
 
 Only the real files behind the view's links are touched, and only inside the pack's root. The memory
-gate that follows decides whether the engine may start; this hook never fails a start.
+gate that follows decides whether the engine may start; as a hook this never fails a start. By hand
+it ends with 1 when less is free than the engine needs, and with 3 when that cannot be told.
 """
 
 import argparse
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +26,10 @@ from dsv4 import guard, launch, layout, memory, processes, residency, systemd
 
 MODES: Final = ("auto", "always", "never")
 NAMED: Final = 3
+PIECE: Final = 64 << 20
+"""How finely a file is given up; pages can be 2 MiB large, and one in use in part stays whole."""
+ROUNDS: Final = 3
+"""Tries to get at what is missing: what a drop gives back is not to the byte what MemFree gains."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,19 @@ class File:
     path: Path
     size: int
     resident: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """The pack's files, and those that are none of ours to drop, each with the reason."""
+
+    files: list[File]
+    left: dict[Path, str]
+
+    @property
+    def resident(self) -> int:
+        """Return how much of the pack is in memory, bytes."""
+        return sum(file.resident for file in self.files)
 
 
 @dataclass
@@ -45,10 +65,12 @@ class Outcome:
     free_after: float
     dropped: float = 0.0
     kept: float = 0.0
+    stuck: float = 0.0
     files: int = 0
     seconds: float = 0.0
     cached_elsewhere: float = 0.0
     mapped_by: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     why: str = ""
 
     @property
@@ -56,16 +78,40 @@ class Outcome:
         """Return how much is still missing."""
         return max(0.0, self.needed - self.free_after)
 
+    @property
+    def ok(self) -> bool:
+        """Say whether the engine finds what it needs, and whether all went that was asked for."""
+        return self.short <= 0 and (self.mode != "always" or self.stuck == 0)
 
-def pack_files(view: Path, root: Path) -> list[Path]:
-    """Return the regular files that a view's links reach inside the pack's root, each once."""
+
+OUTSIDE: Final = "outside the pack's root"
+
+
+def pack_files(view: Path, root: Path) -> tuple[list[Path], dict[Path, str]]:
+    """Return the regular files that a view's links reach inside the pack's root, each once.
+
+    And, with the reason, the links that lead elsewhere: what they reach belongs to somebody else.
+    """
     inside = root.resolve()
-    found = set()
-    for link in sorted(view.iterdir()):
-        real = link.resolve()
-        if link.is_symlink() and real.is_file() and real.is_relative_to(inside):
-            found.add(real)
-    return sorted(found)
+    found: set[Path] = set()
+    left: dict[Path, str] = {}
+    for folder, folders, names in os.walk(view, onerror=cannot_be_listed):
+        for link in (Path(folder) / name for name in (*folders, *names)):
+            if not link.is_symlink():
+                continue  # our own configuration
+            real = link.resolve()
+            if not real.is_relative_to(inside):
+                left[link] = OUTSIDE
+            elif real.is_file():
+                found.add(real)
+            else:
+                left[link] = "no file" if real.exists() else "gone"
+    return sorted(found), left
+
+
+def cannot_be_listed(error: OSError) -> None:
+    """Fail instead of taking a directory for an empty one."""
+    raise error
 
 
 def order(files: Iterable[File]) -> list[File]:
@@ -74,43 +120,59 @@ def order(files: Iterable[File]) -> list[File]:
     return sorted(by_name, key=lambda file: -file.size)
 
 
-def measure(paths: Iterable[Path]) -> list[File]:
-    """Return each file with its residency; what cannot be read is left out."""
-    found = []
+def measure(paths: Iterable[Path], left: dict[Path, str] | None = None) -> Found:
+    """Return each file with its residency, and those that cannot be dropped with the reason."""
+    found = Found([], dict(left or {}))
     for path in paths:
         try:
-            found.append(File(path, path.stat().st_size, residency.resident(path)))
-        except OSError:
-            continue
+            with residency.opened(path) as descriptor:
+                if kind := residency.memory_only(descriptor):
+                    found.left[path] = f"in {kind}, which is memory"
+                    continue
+                size = os.fstat(descriptor).st_size
+                found.files.append(File(path, size, residency.resident_of(descriptor)))
+        except OSError as error:
+            found.left[path] = error.strerror or str(error)
     return found
 
 
-def give_up(
-    files: list[File],
-    missing: float | None,
-    drop: Callable[[Path], None] = residency.drop,
-    resident: Callable[[Path], int] = residency.resident,
-) -> tuple[int, list[File]]:
-    """Drop files until `missing` bytes are gone (None: all of them).
+def drop(file: File, wanted: float) -> int:
+    """Drop a file from its end on until `wanted` bytes are gone; return how many went."""
+    if wanted >= file.resident:
+        residency.drop(file.path)
+        return max(0, file.resident - residency.resident(file.path))
+    gone = 0
+    for start in range((file.size - 1) // PIECE * PIECE, -1, -PIECE):
+        if before := residency.resident(file.path, start, PIECE):
+            residency.drop(file.path, start, PIECE)
+            gone += max(0, before - residency.resident(file.path, start, PIECE))
+        if gone >= wanted:
+            break
+    return gone
 
-    Returns the bytes that really went, and the files that are still in memory after their drop.
+
+def give_up(files: Iterable[File], missing: float) -> tuple[int, list[File]]:
+    """Drop files until `missing` bytes are gone.
+
+    Returns the bytes that really went, and what of the files is still in memory after their drop
+    although it was to go.
     """
     gone = 0
     stuck = []
     for file in order(files):
-        if missing is not None and gone >= missing:
+        wanted = missing - gone
+        if wanted <= 0:
             break
         if file.resident == 0:
             continue
         try:
-            drop(file.path)
-            after = resident(file.path)
+            went = drop(file, wanted)
         except OSError:
-            after = file.resident
-        gone += max(0, file.resident - after)
-        if after > 0:
-            stuck.append(File(file.path, file.size, after))
-    return gone, stuck
+            went = 0
+        gone += went
+        if stays := int(min(wanted, file.resident)) - went:
+            stuck.append(File(file.path, file.size, max(0, stays)))
+    return gone, [file for file in stuck if file.resident > 0]
 
 
 def who_maps(files: list[File]) -> list[str]:
@@ -118,7 +180,20 @@ def who_maps(files: list[File]) -> list[str]:
     mapped = processes.mapping({str(file.path) for file in files})
     pids = sorted({pid for found in mapped.values() for pid in found})
     known = (processes.read_process(pid) for pid in pids[:NAMED])
-    return [f"pid {process.pid} ({process.comm})" for process in known if process]
+    named = [f"pid {process.pid} ({process.comm})" for process in known if process]
+    return [*named, f"{len(pids) - NAMED} more"] if len(pids) > NAMED else named
+
+
+def reasons(left: dict[Path, str]) -> list[str]:
+    """Return why files were left alone, the same reason once."""
+    names: dict[str, list[str]] = {}
+    for path, why in sorted(left.items()):
+        names.setdefault(why, []).append(path.name)
+    return [
+        f"{len(some)} file{'s' if len(some) > 1 else ''} left alone, {why} ({some[0]}"
+        f"{', …' if len(some) > 1 else ''})"
+        for why, some in names.items()
+    ]
 
 
 def run(config: guard.Guard, mode: str, meminfo: Path) -> Outcome:
@@ -140,17 +215,26 @@ def run(config: guard.Guard, mode: str, meminfo: Path) -> Outcome:
         outcome.why = "a CPU engine can use what the page cache holds"
         return outcome
     started = time.monotonic()
-    files = measure(pack_files(Path(config.view), Path(config.pack_root)))
-    missing = None if mode == "always" else (needed - free) * memory.GIB
-    gone, stuck = give_up(files, missing)
-    after = memory.read_meminfo(meminfo)
-    kept = sum(file.resident for file in files) - gone
+    found = measure(*pack_files(Path(config.view), Path(config.pack_root)))
+    resident, gone = found.resident, 0
+    missing = float("inf") if mode == "always" else (needed - free) * memory.GIB
+    for _ in range(ROUNDS):
+        went, stuck = give_up(found.files, missing)
+        gone += went
+        info = memory.read_meminfo(meminfo)
+        free = memory.free_for_engine(info, limits.device)
+        if mode == "always" or free >= needed or went == 0 or gone >= resident:
+            break
+        found = measure((file.path for file in found.files), found.left)
+        missing = (needed - free) * memory.GIB
     outcome.seconds = time.monotonic() - started
-    outcome.dropped, outcome.kept = gone / memory.GIB, kept / memory.GIB
-    outcome.files = len(files)
-    outcome.free_after = memory.free_for_engine(after, limits.device)
-    outcome.cached_elsewhere = max(0.0, after.cached - outcome.kept)
+    outcome.dropped, outcome.kept = gone / memory.GIB, max(0, resident - gone) / memory.GIB
+    outcome.stuck = sum(file.resident for file in stuck) / memory.GIB
+    outcome.files = len(found.files)
+    outcome.free_after = free
+    outcome.cached_elsewhere = max(0.0, info.cached - outcome.kept)
     outcome.mapped_by = who_maps(stuck) if stuck else []
+    outcome.left = reasons(found.left)
     return outcome
 
 
@@ -164,7 +248,11 @@ def line(outcome: Outcome) -> str:
         f" {outcome.kept:.2f} GiB stay; {figures}"
     )
     if outcome.mapped_by:
-        text += f"; still mapped by {', '.join(outcome.mapped_by)}"
+        text += f"; {outcome.stuck:.2f} GiB still mapped by {', '.join(outcome.mapped_by)}"
+    elif outcome.stuck:
+        text += f"; {outcome.stuck:.2f} GiB would not go although nobody maps them (locked or read)"
+    if outcome.left:
+        text += f"; {'; '.join(outcome.left)}"
     if outcome.short > 0:
         text += (
             f"; {outcome.short:.1f} GiB short, page cache of other files holds"
@@ -174,7 +262,7 @@ def line(outcome: Outcome) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Run the hook; only a wrong call is an error."""
+    """Run the hook, or do its work by hand and say with the status what came of it."""
     parser = argparse.ArgumentParser(prog="dsv4 cache_drop", description=__doc__)
     parser.add_argument("--mode", choices=MODES, help="instead of what guard.json says")
     parser.add_argument("--guard", type=Path, default=layout.GUARD_JSON)
@@ -184,6 +272,7 @@ def main(argv: list[str]) -> int:
     if launch.refused():
         return 0
     result: dict[str, Any] = {"ok": False}
+    status = 3
     try:
         config = guard.read(options.guard)
         if not systemd.as_hook(config.unit):
@@ -192,15 +281,15 @@ def main(argv: list[str]) -> int:
         if mode not in MODES:
             raise guard.BrokenGuard(f"memory.cache_drop: must be one of {MODES} (got {mode!r})")
         outcome = run(config, mode, options.meminfo)
-        text = line(outcome)
-        result = {"ok": outcome.short <= 0, "short": outcome.short, **vars(outcome)}
+        text, status = line(outcome), 0 if outcome.ok else 1
+        result = {"ok": outcome.ok, "short": outcome.short, **vars(outcome)}
     except (OSError, ValueError) as error:
         text = f"nothing dropped: {error}"
         result["error"] = str(error)
     sys.stderr.write(f"dsv4 cache_drop: {text}\n")
     if options.json:
         print(json.dumps(result))
-    return 0
+    return 0 if systemd.is_hook() else status
 
 
 if __name__ == "__main__":

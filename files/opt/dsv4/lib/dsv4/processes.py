@@ -171,13 +171,18 @@ def holding(prefix: str, proc: Path = PROC) -> dict[int, list[str]]:
     return found
 
 
-def mapped_files(pid: int, proc: Path = PROC) -> set[str]:
-    """Return the paths that a process has mapped into its memory."""
+def mapped_lines(pid: int, proc: Path = PROC) -> list[str]:
+    """Return the lines of /proc/PID/maps that name a file."""
     try:
         text = (proc / str(pid) / "maps").read_text(errors="surrogateescape")
     except OSError:
-        return set()
-    return {line[line.find("/") :] for line in text.splitlines() if "/" in line}
+        return []
+    return [line for line in text.splitlines() if "/" in line]
+
+
+def mapped_files(pid: int, proc: Path = PROC) -> set[str]:
+    """Return the paths that a process has mapped into its memory."""
+    return {line[line.find("/") :] for line in mapped_lines(pid, proc)}
 
 
 def using(prefix: str, proc: Path = PROC) -> set[int]:
@@ -195,9 +200,26 @@ def using(prefix: str, proc: Path = PROC) -> set[int]:
 def mapping(
     paths: set[str], proc: Path = PROC, pids: set[int] | None = None
 ) -> dict[str, set[int]]:
-    """Return which of `paths` are mapped into memory, and by whom."""
+    """Return which of `paths` are mapped into memory, and by whom.
+
+    A container or a bind mount shows the same file under another path, so device and inode count
+    as well. The path does too, because on some file systems stat names another device.
+    """
+    by_inode = {key: path for path in paths if (key := inode_key(path)) is not None}
     found: dict[str, set[int]] = {}
     for pid in all_pids(proc) if pids is None else pids:
-        for path in paths & mapped_files(pid, proc):
-            found.setdefault(path, set()).add(pid)
+        for line in mapped_lines(pid, proc):
+            columns = line.split(None, 5)
+            path = columns[5] if columns[5] in paths else by_inode.get((columns[3], columns[4]))
+            if path is not None:
+                found.setdefault(path, set()).add(pid)
     return found
+
+
+def inode_key(path: str) -> tuple[str, str] | None:
+    """Return a file's device and inode as /proc/PID/maps writes them; None when it is gone."""
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}", str(found.st_ino)

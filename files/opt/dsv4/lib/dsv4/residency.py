@@ -1,7 +1,8 @@
 """How much of a file lies in the page cache, and how to have it dropped.
 
 Both questions are only answered truthfully to root or the file's owner: for others mincore says
-"all of it" and cachestat fails.
+"all of it" and cachestat fails. A part of a file is named by its first byte and its length; length
+0 means to the end, as it does for the kernel.
 """
 
 import contextlib
@@ -13,6 +14,15 @@ from typing import Final
 
 SYS_CACHESTAT: Final = 451
 """The same number on every architecture; Linux 6.5 and later."""
+
+OVERLAYFS: Final = 0x794C7630
+"""Its files have their pages at another inode, which mmap finds and cachestat does not."""
+
+MEMORY_ONLY: Final = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}
+"""File systems whose pages are the only copy, by their magic numbers: nothing drops them."""
+
+AT_ONCE: Final = 1 << 30
+"""How much of a file mincore is asked about at a time; the answer takes a byte a page."""
 
 PROT_READ: Final = 1
 MAP_SHARED: Final = 1
@@ -27,6 +37,7 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, cty
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 libc.syscall.restype = ctypes.c_long
+libc.fstatfs.argtypes = [ctypes.c_int, ctypes.c_void_p]
 
 
 class Range(ctypes.Structure):
@@ -63,44 +74,73 @@ def failure(what: str) -> OSError:
     return OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def by_cachestat(descriptor: int) -> int:
+def file_system(descriptor: int) -> int:
+    """Return the magic number of the file system a file is on, as statfs(2) gives it."""
+    found = (ctypes.c_long * 32)()
+    if libc.fstatfs(descriptor, found):
+        raise failure("fstatfs")
+    return int(found[0])
+
+
+def memory_only(descriptor: int) -> str:
+    """Return the kind of file system that keeps this file in memory alone, empty for a disk's."""
+    return MEMORY_ONLY.get(file_system(descriptor), "")
+
+
+def by_cachestat(descriptor: int, start: int = 0, length: int = 0) -> int:
     """Return the resident bytes of a file as the kernel counts them."""
-    whole, found = Range(0, 0), CacheStat()
-    arguments = (ctypes.byref(whole), ctypes.byref(found), ctypes.c_uint(0))
+    wanted, found = Range(start, length), CacheStat()
+    arguments = (ctypes.byref(wanted), ctypes.byref(found), ctypes.c_uint(0))
     if libc.syscall(ctypes.c_long(SYS_CACHESTAT), ctypes.c_int(descriptor), *arguments):
         raise failure("cachestat")
     return int(found.cache) * PAGE
 
 
-def by_mincore(descriptor: int, size: int) -> int:
-    """Return the resident bytes of a file by asking about each page of a mapping of it."""
-    if size == 0:
-        return 0
-    address = libc.mmap(None, size, PROT_READ, MAP_SHARED, descriptor, 0)
-    if address == MAP_FAILED:
-        raise failure("mmap")
-    try:
-        pages = (ctypes.c_ubyte * ((size + PAGE - 1) // PAGE))()
-        if libc.mincore(address, size, pages):
-            raise failure("mincore")
-    finally:
-        libc.munmap(address, size)
-    return len(bytes(pages).translate(None, delete=NOT_RESIDENT)) * PAGE
+def by_mincore(descriptor: int, start: int, length: int) -> int:
+    """Return the resident bytes by asking about each page of a mapping.
 
-
-def resident(path: Path) -> int:
-    """Return how many bytes of a file are in memory."""
-    with opened(path) as descriptor:
-        size = os.fstat(descriptor).st_size
+    + start: a multiple of the page size
+    + length: above 0, and all of it within the file
+    """
+    found = 0
+    for offset in range(start, start + length, AT_ONCE):
+        size = min(AT_ONCE, start + length - offset)
+        address = libc.mmap(None, size, PROT_READ, MAP_SHARED, descriptor, offset)
+        if address == MAP_FAILED:
+            raise failure("mmap")
         try:
-            found = by_cachestat(descriptor)
-        except OSError:
-            found = by_mincore(descriptor, size)
-    return min(found, size)
+            pages = (ctypes.c_ubyte * ((size + PAGE - 1) // PAGE))()
+            if libc.mincore(address, size, pages):
+                raise failure("mincore")
+        finally:
+            libc.munmap(address, size)
+        found += len(bytes(pages).translate(None, delete=NOT_RESIDENT)) * PAGE
+    return found
 
 
-def drop(path: Path) -> None:
+def resident_of(descriptor: int, start: int = 0, length: int = 0) -> int:
+    """Return how many bytes of an open file, or of a part of it, are in memory."""
+    size = os.fstat(descriptor).st_size
+    length = max(0, min(length or size, size - start))
+    if length == 0:
+        return 0
+    try:
+        if file_system(descriptor) == OVERLAYFS:
+            raise OSError
+        found = by_cachestat(descriptor, start, length)
+    except OSError:
+        found = by_mincore(descriptor, start, length)
+    return min(found, length)
+
+
+def resident(path: Path, start: int = 0, length: int = 0) -> int:
+    """Return how many bytes of a file, or of a part of it, are in memory."""
+    with opened(path) as descriptor:
+        return resident_of(descriptor, start, length)
+
+
+def drop(path: Path, start: int = 0, length: int = 0) -> None:
     """Ask the kernel to drop a file's pages; written ones go to disk first, or they would stay."""
     with opened(path) as descriptor:
         os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)

@@ -43,6 +43,11 @@ def is_stopping(unit: str) -> bool:
     return False
 
 
+def is_hook() -> bool:
+    """Say whether systemd runs this as part of a unit, and not somebody by hand."""
+    return "INVOCATION_ID" in os.environ
+
+
 def as_hook(unit: str, meanwhile: Callable[[], None] | None = None) -> bool:
     """Prepare to give way to a stop; say whether this hook shall do its work at all.
 
@@ -53,7 +58,7 @@ def as_hook(unit: str, meanwhile: Callable[[], None] | None = None) -> bool:
     aside. A hook that was sent the signal by anybody else has failed. By hand, outside a unit,
     neither applies.
     """
-    if "INVOCATION_ID" not in os.environ:
+    if not is_hook():
         return True
 
     def end(number: int, frame: object) -> None:
