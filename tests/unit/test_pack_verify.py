@@ -2,12 +2,17 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
-from dsv4 import pack_verify
+from dsv4 import pack_verify, store
 
 
 def shard(tensors: dict[str, int], **header: Any) -> bytes:
@@ -285,3 +290,95 @@ def test_odd_names_in_an_index_are_read_right(names: dict[str, str], why: str) -
 def test_what_is_no_index_is_refused(text: str, words: str) -> None:
     with pytest.raises(pack_verify.BadIndex, match=words):
         pack_verify.parse_index(text)
+
+
+@pytest.fixture
+def downloaded(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pack as the fetcher leaves it: the record beside it, every file verified."""
+    root = tmp_path_factory.mktemp("packs") / "rev"
+    pack.rename(root)
+    kept = record(root)
+    for name, row in kept["files"].items():
+        row |= {"verified": "then", "mtime_ns": (root / name).stat().st_mtime_ns}
+    store.write_json(pack_verify.state_path(root), kept)
+    return root
+
+
+def full(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    pack_verify.main(["--pack-root", str(root), "--full", "--json", "--workers", "1"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def spoil(path: Path) -> None:
+    """Other bytes, with size and time stamp as they were."""
+    times = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 255
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_a_bad_file_is_the_only_one_to_be_fetched_again(
+    downloaded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = store.read_json_or(pack_verify.state_path(downloaded), {})["files"]
+    assert pack_verify.touched(downloaded, files, None) == []
+    spoil(downloaded / "b.safetensors")
+    assert full(downloaded, capsys)["ok"] is False
+    files = store.read_json_or(pack_verify.state_path(downloaded), {})["files"]
+    assert [name for name, row in files.items() if not row["verified"]] == ["b.safetensors"]
+    (finding,) = pack_verify.touched(downloaded, files, None)
+    assert str(finding) == "b.safetensors: is to be verified again"
+
+
+def test_a_check_that_was_stopped_goes_on(
+    downloaded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had read is not read again, unless it changed in the meantime."""
+    real, read = pack_verify.hash_of, []
+
+    def dying(path: Path, facts: Any) -> Any:
+        if path.name == "a.safetensors":
+            raise KeyboardInterrupt
+        read.append(path.name)
+        return real(path, facts)
+
+    monkeypatch.setattr(pack_verify, "hash_of", dying)
+    with pytest.raises(KeyboardInterrupt):
+        full(downloaded, capsys)
+    assert sorted(read) == ["b.safetensors", pack_verify.INDEX]
+    monkeypatch.setattr(pack_verify, "hash_of", real)
+    found = full(downloaded, capsys)
+    assert (found["ok"], found["hashed"], found["resumed"]) == (True, 1, 2)
+    assert full(downloaded, capsys)["hashed"] == 3
+
+    monkeypatch.setattr(pack_verify, "hash_of", dying)
+    with pytest.raises(KeyboardInterrupt):
+        full(downloaded, capsys)
+    monkeypatch.setattr(pack_verify, "hash_of", real)
+    spoil(downloaded / "b.safetensors")
+    found = full(downloaded, capsys)
+    assert (found["ok"], found["hashed"]) == (False, 2)
+
+
+def test_a_signal_ends_it_at_once(downloaded: Path) -> None:
+    """In the middle of a file that never ends."""
+    os.mkfifo(downloaded / "c.bin")
+    kept = store.read_json_or(pack_verify.state_path(downloaded), {})
+    kept["files"]["c.bin"] = {"size": 0, "sha256": "00"}
+    store.write_json(pack_verify.state_path(downloaded), kept)
+    words = [sys.executable, "-m", "dsv4.pack_verify", "--pack-root", str(downloaded), "--full"]
+    library = str(Path(pack_verify.__file__).resolve().parents[1])
+    child = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": library}, stderr=PIPE)
+    progress = downloaded.with_name("rev.hashed")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if len(store.read_json_or(progress, {}).get("files", {})) == 3:
+            break
+        time.sleep(0.02)
+    child.terminate()
+    _, words_of_it = child.communicate(timeout=60)
+    assert child.returncode == 128 + 15
+    assert b"run it again" in words_of_it
+    assert len(store.read_json_or(progress, {})["files"]) == 3

@@ -128,13 +128,6 @@ def table(rows: list[Row], title: str) -> Iterator[str]:
     yield f"{'total':<24} {'':<10} {number:>8} {total / GB:>9.3f} {total / GIB:>9.3f}"
 
 
-def served_root(views: Path = layout.VIEW_NOTE) -> Path | None:
-    """Return the pack behind the served view."""
-    made_from = store.read_json_or(views, {}).get("made_from") or {}
-    root = made_from.get("pack_root")
-    return Path(root) if isinstance(root, str) else None
-
-
 def expectation(path: Path = layout.FETCH_JSON) -> tuple[str | None, dict[str, int]]:
     """Return which pack the deploy described, and the sizes of components it is known for."""
     spec = store.read_json_or(path, {})
@@ -183,7 +176,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    served = served_root()
+    served = pack_verify.served_root()
     root = options.pack_root or served
     if root is None:
         sys.stderr.write("dsv4 census: no pack is served here; give one (--pack-root DIR)\n")

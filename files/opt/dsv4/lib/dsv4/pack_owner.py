@@ -13,7 +13,7 @@ import stat
 import sys
 from pathlib import Path
 
-from dsv4 import layout, pack_verify, store
+from dsv4 import layout, pack_verify
 
 
 def mend(directory: Path, uid: int, gid: int) -> list[str]:
@@ -55,19 +55,6 @@ def _put_right(descriptor: int, uid: int, gid: int) -> bool:
     return wrong
 
 
-def doubt(record: Path, names: list[str], uid: int, gid: int) -> None:
-    """Have the files of one revision verified again by the next fetch."""
-    known = store.read_json_or(record, {})
-    files = known.get("files")
-    if not isinstance(files, dict):
-        return
-    for name in names:
-        if isinstance(files.get(name), dict):
-            files[name]["verified"] = None
-    store.write_json(record, known)
-    os.chown(record, uid, gid)
-
-
 def main(argv: list[str]) -> int:
     """Put every downloaded pack right."""
     parser = argparse.ArgumentParser(prog="dsv4 pack_owner", description=__doc__)
@@ -88,7 +75,7 @@ def main(argv: list[str]) -> int:
             for root in sorted(pack.glob("*/")):
                 if names := mend(root, uid, gid):
                     mended[str(root)] = names
-                    doubt(pack_verify.state_path(root), names, uid, gid)
+                    pack_verify.doubt(root, names)
             for record in pack.glob("*.json"):
                 _put_right_path(record, uid, gid)
     except OSError as error:

@@ -6,20 +6,24 @@ Structure and sizes cost one small read a file; `--full` reads every byte.
 """
 
 import argparse
+import contextlib
 import gc
 import hashlib
 import json
 import math
+import os
 import pwd
+import signal
 import stat
 import sys
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from dsv4 import exl3, store
+from dsv4 import exl3, layout, store
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -307,6 +311,8 @@ class Report:
     tensors: int = 0
     bytes: int = 0
     hashed: int = 0
+    resumed: int = 0
+    """Files that a check before this one, which was stopped, had found right."""
     layer_bits: Mapping[int, int] = field(default_factory=dict)
     """Of an EXL3 pack: bits of each layer's routed experts."""
 
@@ -392,6 +398,8 @@ def touched(root: Path, files: Mapping[str, Mapping[str, Any]], owner: int | Non
             continue
         if not stat.S_ISREG(now.st_mode):
             found.append(Finding(name, "is no regular file any more"))
+        elif not facts.get("verified"):
+            found.append(Finding(name, "is to be verified again"))
         elif (now.st_size, now.st_mtime_ns) != (facts.get("size"), facts.get("mtime_ns")):
             found.append(Finding(name, "changed since it was verified"))
         elif owner is not None and now.st_uid != owner:
@@ -424,12 +432,53 @@ def hash_of(path: Path, facts: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
+class Progress:
+    """Which files a check of every byte has found right so far, kept beside the fetcher's record.
+
+    A hundred gigabytes take minutes: a check that was stopped goes on where it was. A file counts
+    only as long as nothing about it changed.
+    """
+
+    def __init__(self, root: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
+        self.root, self.path = root, root.with_name(f"{root.name}.hashed")
+        self.lock = threading.Lock()
+        kept = store.read_json_or(self.path, {}).get("files")
+        known = kept if isinstance(kept, dict) else {}
+        self.right = {
+            name: row for name, row in known.items() if name in wanted and row == self.now(name)
+        }
+        self.resumed = len(self.right)
+
+    def now(self, name: str) -> list[int] | None:
+        """Return what tells that a file is still the one that was read."""
+        try:
+            found = (self.root / name).stat()
+        except OSError:
+            return None
+        return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+    def is_right(self, name: str, before: list[int] | None) -> None:
+        """Note a file that was read to its end and not changed meanwhile."""
+        if before is None or before != self.now(name):
+            return
+        with self.lock, contextlib.suppress(OSError):  # who may only read checks all the same
+            self.right[name] = before
+            store.write_json(self.path, {"files": self.right})
+
+    def over(self) -> None:
+        """Forget it: the next check reads everything again."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
 def check_hashes(
     root: Path, wanted: Mapping[str, Mapping[str, Any]], report: Report, workers: int
 ) -> None:
     """Read every byte and compare with the hub's hashes, largest files first."""
+    progress = Progress(root, wanted)
 
     def check(name: str) -> Finding | None:
+        before = progress.now(name)
         try:
             pair = hash_of(root / name, wanted[name])
         except OSError as error:
@@ -438,20 +487,49 @@ def check_hashes(
             return Finding(name, "has no hash on record; fetch the pack again to get one")
         if pair[0] != pair[1]:
             return Finding(name, f"holds other bytes than the hub's ({pair[1]}, not {pair[0]})")
+        progress.is_right(name, before)
         return None
 
-    already = set(report.bad_files)
-    todo = sorted(set(wanted) - already, key=lambda name: -int(wanted[name].get("size") or 0))
+    done = set(report.bad_files) | set(progress.right)
+    todo = sorted(set(wanted) - done, key=lambda name: -int(wanted[name].get("size") or 0))
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(workers) as pool:
         report.findings += [finding for finding in pool.map(check, todo) if finding]
     report.hashed = len(todo)
+    report.resumed = progress.resumed
+    progress.over()
+
+
+def doubt(root: Path, names_of_files: Iterable[str]) -> None:
+    """Have files of a downloaded pack verified again by the next fetch, and fetched if bad.
+
+    For root and the fetcher's user; the record stays the fetcher's.
+    """
+    record = state_path(root)
+    known = store.read_json_or(record, {})
+    files = known.get("files")
+    bad = [name for name in names_of_files if isinstance(files, dict) and name in files]
+    if not isinstance(files, dict) or not bad:
+        return
+    for name in bad:
+        files[name]["verified"] = None
+    owner = root.stat()
+    store.write_json(record, known)
+    if os.geteuid() == 0:
+        os.chown(record, owner.st_uid, owner.st_gid)
 
 
 def program_code(names_of_files: Iterable[str], known: Collection[str] = ()) -> list[str]:
     """Return the files that a pack of weights has no use for, beyond those its owner named."""
     return sorted(name for name in names_of_files if name.endswith(CODE) and name not in known)
+
+
+def served_root(note: Path = layout.VIEW_NOTE) -> Path | None:
+    """Return the pack behind the served view."""
+    made_from = store.read_json_or(note, {}).get("made_from") or {}
+    root = made_from.get("pack_root")
+    return Path(root) if isinstance(root, str) else None
 
 
 def leftovers(root: Path) -> list[str]:
@@ -480,26 +558,37 @@ def check(root: Path, state: Mapping[str, Any] | None, *, full: bool, workers: i
     return report
 
 
+def stopped(number: int, _frame: object) -> None:
+    """End at once: what was found right so far is on disk."""
+    os.write(2, b"dsv4 pack_verify: stopped; run it again to go on where it was\n")
+    os._exit(128 + number)
+
+
 def main(argv: list[str]) -> int:
     """Check one pack."""
     parser = argparse.ArgumentParser(prog="dsv4 pack_verify", description=__doc__)
-    parser.add_argument("--pack-root", type=Path, required=True, help="directory of the pack")
+    parser.add_argument("--pack-root", type=Path, help="directory of a pack; the served one's")
     parser.add_argument("--state", type=Path, help="the fetcher's record (REVISION.json beside it)")
     parser.add_argument("--full", action="store_true", help="compare every byte by hash")
     parser.add_argument("--workers", type=int, default=4, help="files hashed at once")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    root = options.pack_root
+    root = options.pack_root or served_root()
     gc.disable()  # 138,000 headers are a million objects without a cycle; 15 % of the time
     try:
-        if not root.is_dir():
-            raise store.BrokenState(f"{root}: is no directory; give the pack's own")
+        if root is None or not root.is_dir():
+            raise store.BrokenState(f"{root or 'no pack is served'}: give a pack's directory")
         state = store.read_json(options.state or state_path(root))
         if options.full and state is None:
             raise store.BrokenState(
                 f"{root}: no record of the hub's hashes beside it; only structure can be checked"
             )
+        if options.full:
+            signal.signal(signal.SIGINT, stopped)
+            signal.signal(signal.SIGTERM, stopped)
         report = check(root, state, full=options.full, workers=max(1, options.workers))
+        if options.full and report.findings and os.access(root.parent, os.W_OK):
+            doubt(root, report.bad_files)
     except (store.BrokenState, OSError) as error:
         sys.stderr.write(f"dsv4 pack_verify: {error}\n")
         if options.json:
@@ -507,6 +596,10 @@ def main(argv: list[str]) -> int:
         return 3
     for finding in report.findings:
         sys.stderr.write(f"dsv4 pack_verify: {finding}\n")
+    if options.full and report.findings:
+        sys.stderr.write(
+            "dsv4 pack_verify: the next deploy fetches what is bad, and nothing else\n"
+        )
     if options.json:
         found = {
             "ok": not report.findings,
@@ -516,6 +609,7 @@ def main(argv: list[str]) -> int:
             "tensors": report.tensors,
             "bytes": report.bytes,
             "hashed": report.hashed,
+            "resumed": report.resumed,
             "layer_bits": report.layer_bits,
         }
         print(json.dumps(found))
