@@ -22,6 +22,7 @@ OWNER: Final = {
     "receipt": "list or compare what deploys, verify and bench left",
     "runtime": "check every byte of the runtime in service (root)",
     "state": "print everything the deploy decides by",
+    "status": "show the live picture: service, memory, watchdog, what differs",
     "verify": "prove that what is served works (root)",
 }
 """What the owner of the machine uses; the other tools are for units and the deploy."""
