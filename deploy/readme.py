@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from deploy import layout, routes, settings
+from dsv4 import faults
 
 
 def run_book() -> str:
@@ -17,6 +18,7 @@ def run_book() -> str:
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "faults": faults.table,
     "routes": routes.table,
     "run-book": run_book,
     "settings": settings.table,

@@ -15,6 +15,7 @@ from dsv4 import layout
 OWNER: Final = {
     "bench": "measure how fast it is, beside reference figures (root)",
     "census": "say what the pack's bytes are, by component and type",
+    "doctor": "say what is wrong, from live state and logs (root)",
     "key": "show the API key (root)",
     "pack_gc": "list packs and views that nothing serves, or remove them (root)",
     "pack_verify": "check the pack's structure, or with --full every byte",

@@ -730,7 +730,7 @@ PACK: Final = (
         "pack",
         (
             r"(?:mcg|mul1).*marker.*(?:mismatch|expected|unknown)",
-            r"trellis.*(?:mixed|unknown|mismatch|shape)",
+            r"trellis.*(?:mixed|unknown|mismatch|shape)|(?:mixed|unknown).*trellis",
         ),
         "the plugin met an EXL3 format it does not read",
         "use a pack of 2 to 6 bits with codebook mcg or mul1, and the pinned plugin",
