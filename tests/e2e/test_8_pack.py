@@ -20,7 +20,7 @@ UNIT = layout.UNIT_FETCH
 REPOSITORY = "lab/big"
 TOKEN = "hf_e2eSecret"  # noqa: S105 - the lab's own
 SHARDS, SHARD_BYTES = 3, 4 << 20
-DROP_IN = f"/run/systemd/system/{UNIT}.d"
+DROP_IN = f"{layout.SYSTEMD}/{UNIT}.d"  # has to outlive a reboot
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Download:
             f" && printf %s {shlex.quote(json.dumps(value))} >{layout.FETCH_JSON}"
             f" && install -m 600 /dev/null {layout.HUB_TOKEN}"
             f" && printf %s {TOKEN} >{layout.HUB_TOKEN} && touch {layout.FETCH_WANTED}"
+            f" && rm -f {layout.FETCH_PROGRESS}"
         )
         return f"{home}/{self.commit}"
 
