@@ -84,6 +84,10 @@ class State:
         """Return the installed version of a Debian package."""
         return self._mapping("packages").get(name)
 
+    def revisions(self, name: str) -> list[Mapping[str, Any]]:
+        """Return what there is of a pack, revision by revision."""
+        return list(self._mapping("packs").get(name, {}).values())
+
     def pack(self, name: str, revision: str) -> Mapping[str, Any]:
         """Return what is known of one revision of a pack."""
         found: Mapping[str, Any] = self._mapping("packs").get(name, {}).get(revision, {})

@@ -1,6 +1,8 @@
 """Preflight: look before anything is touched, and stop a machine that cannot do the job."""
 
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pyinfra import context, host, logger
 from pyinfra.api import deploy
@@ -15,7 +17,7 @@ def job(chosen: settings.Settings, state: State) -> _preflight.Job:
     runtime_bytes = 0 if built else chosen.route_data.runtime_bytes
     pack = state.pack(chosen.pack, model.revision(chosen))
     fetched = chosen.pack_dir is not None or pack.get("complete")
-    pack_bytes = max(0, (chosen.pack_data.bytes or 0) - int(pack.get("bytes") or 0))
+    pack_bytes = bytes_to_come(chosen.pack_data.bytes or 0, state.revisions(chosen.pack))
     return _preflight.Job(
         route=chosen.route_data,
         port=chosen.serve_port,
@@ -30,6 +32,15 @@ def job(chosen: settings.Settings, state: State) -> _preflight.Job:
         token=facts.run().token,
         headroom_fault=chosen.headroom_fault,
     )
+
+
+def bytes_to_come(whole: int, revisions: Iterable[Mapping[str, Any]]) -> int:
+    """Return what is still to be written of a pack, at least.
+
+    What an earlier revision has, too, is linked and takes no space. How much that is only the
+    fetcher can tell, which refuses by itself, to the byte, before it brings anything.
+    """
+    return max(0, whole - max((int(found.get("bytes") or 0) for found in revisions), default=0))
 
 
 @deploy("Preflight")

@@ -169,9 +169,7 @@ def test_killed_and_rebooted_it_goes_on_by_itself(download: Download) -> None:
     spark = download.spark
     root = download.wanted("e2e-boot")
     download.hub.counters.report(clear=True)
-    download.hub.faults.set(
-        [{"kind": "slow", "rate": 400_000, "path": "/resolve/", "times": None}]
-    )
+    download.hub.faults.set([{"kind": "slow", "rate": 400_000, "path": "/resolve/", "times": None}])
     download.start()
     spark.until(lambda: download.done_bytes() > 1_500_000)
     spark.root(f"systemctl kill -s KILL {UNIT}")

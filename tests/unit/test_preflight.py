@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy import _preflight
+from deploy import _preflight, preflight
 from deploy._preflight import Finding, Job
 from deploy._state import State
 from deploy.routes import ROUTES
@@ -371,3 +371,11 @@ def test_whatever_is_missing_fails_nothing(gone: set[str], none: set[str]) -> No
     for key in gone:
         machine.pop(key, None)
     assert failures(examine(machine)) == []
+
+
+def test_a_new_revision_of_a_pack_that_is_there_needs_no_room_for_all_of_it() -> None:
+    state = State({"packs": {"mixedk": {"a": {"bytes": 90}, "b": {"bytes": 20}}, "x": {"c": {}}}})
+    assert preflight.bytes_to_come(100, state.revisions("mixedk")) == 10
+    assert preflight.bytes_to_come(100, state.revisions("x")) == 100
+    assert preflight.bytes_to_come(100, state.revisions("none")) == 100
+    assert preflight.bytes_to_come(80, state.revisions("mixedk")) == 0
