@@ -18,7 +18,7 @@ from tests.lab.hub import Hub
 
 UNIT = layout.UNIT_FETCH
 REPOSITORY = "lab/big"
-TOKEN = "hf_e2eSecret"  # noqa: S105 - the lab's own
+TOKEN = "hf_e2eSecret"
 SHARDS, SHARD_BYTES = 3, 4 << 20
 DROP_IN = f"{layout.SYSTEMD}/{UNIT}.d"  # has to outlive a reboot
 
