@@ -1,11 +1,23 @@
 """The machines the end-to-end tests share; made once, in the order the tests need them."""
 
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e.spark import Spark, blank, in_lab
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the files in the order of their numbers: each builds on those before it."""
+
+    def place(item: pytest.Item) -> int:
+        found = re.match(r"test_(\d+)_", item.path.name)
+        return int(found[1]) if found and "e2e" in item.path.parts else 0
+
+    items.sort(key=place)
+
 
 NAME = os.environ.get("DSV4_E2E_MACHINE", "dsv4-lab-e2e")
 
