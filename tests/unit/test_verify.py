@@ -20,6 +20,8 @@ OFFERS = {"vision": True, "tool_parser": "p", "reasoning_parser": "p"}
 @pytest.fixture(autouse=True)
 def _no_receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "VERIFIED_JSON", tmp_path / "verified.json")
+    monkeypatch.setattr(layout, "WATCHDOG_RECORDS", tmp_path / "watchdog")
+    monkeypatch.setattr(verify, "TRIP_WAIT_S", 0.2)
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
 
 
@@ -388,6 +390,27 @@ def test_a_proven_start_is_noted_and_a_failed_one_is_not(
     with engine() as honest:
         run(honest.url, tmp_path, capsys, "--record", "i1")
     assert json.loads(layout.VERIFIED_JSON.read_text())["invocation"] == "i1"
+
+
+def test_an_engine_that_the_watchdog_stopped_ran_out_of_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The connection breaks and says nothing; the record that appears meanwhile says why."""
+    records = tmp_path / "watchdog"
+    records.mkdir()
+    (records / "1.json").write_text('{"reason": "long ago"}')
+
+    def before(path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+        if not has_image(body):
+            return None
+        (records / "2.json").write_text('{"reason": "1.2 GiB available"}')
+        return 500, {"error": {"message": "the engine is dead"}}
+
+    with engine(Lie(before=before)) as dying:
+        status, found = run(dying.url, tmp_path, capsys)
+    assert (status, found["image"]["verdict"]) == (1, "out of memory")
+    assert "1.2 GiB available" in found["image"]["text"]
+    assert found["tools"]["state"] == "ok"
 
 
 def test_no_guard_no_verdict(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import engine_api, guard, layout, store
+from dsv4 import engine_api, guard, layout
 
 RIGHT: Final = "right"
 WRONG: Final = "wrong"
@@ -84,7 +84,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--expect", action="append", default=[], help="text its answer must have")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--chat", action="store_true", help="ask --prompt as a chat message")
-    parser.add_argument("--record", metavar="INVOCATION", help="note that this start was proven")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     try:
@@ -119,8 +118,6 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"dsv4 probe: {verdict.verdict}: {verdict.detail} ({verdict.seconds} s)\n")
         if not options.json:
             print(f"{verdict.prompt} -> {said}")
-    if options.record and result["ok"]:
-        store.write_json(layout.VERIFIED_JSON, {"invocation": options.record, **result})
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
     return 0 if result["ok"] else 1

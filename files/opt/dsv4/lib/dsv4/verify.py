@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,9 @@ from dsv4 import (
 from dsv4.findings import Finding
 
 CHECKS: Final = ("runtime", "text", "stream", "image", "tools", "reasoning", "needle")
+
+LOST: Final = frozenset({probe.ERROR, image_probe.ERROR, capabilities.ERROR, engine_api.DOWN})
+TRIP_WAIT_S: Final = 2.0
 
 TEXT_REMEDY: Final = {
     probe.WRONG: "the weights or the runtime are not what they should be: `dsv4 runtime`, and the"
@@ -183,6 +187,31 @@ def of_engine(
         yield capability("needle", found)
 
 
+def explained(found: Iterator[Finding], records: Path) -> Iterator[Finding]:
+    """Yield findings; a fault at which the watchdog stopped the engine is one of memory.
+
+    The watchdog writes its record after the kill, so a fault is followed by a moment's patience.
+    """
+    before = set(records.glob("*.json"))
+    for finding in found:
+        end = time.monotonic() + TRIP_WAIT_S
+        new = finding.state == "fault" and set(records.glob("*.json")) - before
+        while finding.verdict in LOST and not new and time.monotonic() < end:
+            time.sleep(0.1)
+            new = set(records.glob("*.json")) - before
+        if not new:
+            yield finding
+            continue
+        reason = store.read_json_or(max(new), {}).get("reason", "no reason recorded")
+        yield replace(
+            finding,
+            verdict=image_probe.MEMORY,
+            text=f"{image_probe.MEMORY}: the watchdog stopped the engine meanwhile: {reason}",
+            remedy=image_probe.REMEDY[image_probe.MEMORY],
+        )
+        before |= new
+
+
 def of_runtime(config: guard.Guard, *, again: bool) -> list[Finding]:
     """Return what the runtime shows; unless `again`, what this boot has shown of it already."""
     name = runtime.link_target(layout.CURRENT)
@@ -243,7 +272,8 @@ def main(argv: list[str]) -> int:
     if "runtime" in wanted:
         found += words_of(sys.stderr.write, of_runtime(config, again=not options.record))
     if wanted - {"runtime"}:
-        found += words_of(sys.stderr.write, of_engine(config, client, wanted, length))
+        asking = of_engine(config, client, wanted, length)
+        found += words_of(sys.stderr.write, explained(asking, layout.WATCHDOG_RECORDS))
     status = findings.status(found)
     about = {"ok": status == 0, "url": config.url, "model": config.served_name}
     kept = {**about, "findings": [finding.plain() for finding in found]}
