@@ -590,6 +590,9 @@ class Settings(
                 "utilisation": self.serving.gpu_memory_utilization,
                 "gate_margin_gib": self.memory_gate_margin_gib,
                 "gate_wait_s": self.memory_gate_wait_s,
+                "headroom_gib": round(
+                    memory.serving_headroom(self.serving.max_model_len, self.limits), 3
+                ),
                 "hard_floor_gib": round(floors.hard, 3),
                 "soft_floor_gib": round(floors.soft, 3),
                 "soft_samples": self.memory_soft_samples,

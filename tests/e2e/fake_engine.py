@@ -14,6 +14,7 @@ misbehaves is in the environment:
     FAKE_EXIT_AFTER_S  seconds of serving after which it ends by itself with FAKE_STATUS (0)
     FAKE_IGNORE_TERM   1: SIGTERM is ignored
     FAKE_HOG_MIB       memory the worker takes and touches
+    FAKE_HOG_AFTER_S   when it does, seconds from its start (0)
 """
 
 import ctypes
@@ -49,6 +50,7 @@ def setting(name: str, default: str = "") -> str:
 
 def worker(hog_mib: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_NAME, b"VLLM::EngineCore", 0, 0, 0)
+    time.sleep(float(setting("HOG_AFTER_S", "0")))
     held = bytearray(hog_mib << 20)
     for place in range(0, len(held), 4096):
         held[place] = 1

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e import memory_faults
 from tests.e2e.service_faults import FAULTS, Fault, same_guard
 from tests.e2e.service_rig import Rig, standing_in
 from tests.e2e.spark import Spark
@@ -19,7 +20,9 @@ def rig(spark: Spark) -> Iterator[Rig]:
     spark.root("systemctl start dsv4")
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault", [*FAULTS, *memory_faults.FAULTS], ids=lambda fault: fault.__name__
+)
 def test_fault(rig: Rig, fault: Fault) -> None:
     """Each fault's docstring is its rule."""
     with same_guard(rig):

@@ -39,6 +39,8 @@ def test_steady_headroom() -> None:
     """What the engine and the host leave, and what it must be."""
     assert memory.steady_headroom(TOTAL, 0.88, Limits()) == pytest.approx(TOTAL * 0.12 - 5.9)
     assert memory.needed_headroom(16_384, Limits()) == pytest.approx(6.0)
+    assert memory.serving_headroom(16_384, Limits()) == pytest.approx(5.0)
+    assert memory.serving_headroom(262_144, Limits()) == pytest.approx(17.0)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,20 @@ def refused(have: float = 30.0, rise: float = 0.0) -> memory_gate.Waited:
     return memory_gate.Waited(False, have, 120.0, rise)
 
 
+def test_room_to_start_and_none_to_serve() -> None:
+    """Free enough for CUDA, and the watchdog would end what it let start: refused, with why."""
+    need = memory_gate.Need(TOTAL, 0.88, 1.5, "cuda", headroom=5.0)
+    assert wait(1, lambda t: info(110, 113), need).passed
+    found = wait(1, lambda t: info(110, 111), need)
+    assert not found.passed
+    text = meminfo(MemFree=110, MemAvailable=111)
+    said = memory_gate.explain(need, found, memory_gate.blame(text, [process(7, 6.0)], set(), {}))
+    assert "with the engine's share taken 3.9 GiB would be left, and 5.0 are needed" in said
+    assert "pid 7" in said
+    assert said.endswith("the highest utilisation that passes now is 0.87")
+    assert info(110, 111).available >= TOTAL * 0.87 + 5.0
+
+
 def test_the_refusal_has_the_arithmetic() -> None:
     """Wanted, have, the figures that are mixed up, holder, and what would pass."""
     found = [process(7, 60.0), process(8, 0.1), process(9, 0.2, "VLLM::EngineCor")]

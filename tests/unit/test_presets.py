@@ -4,7 +4,7 @@ import pytest
 
 from deploy import presets, settings
 from deploy.presets import Preset
-from dsv4 import memory
+from dsv4 import guard, memory, memory_gate, watchdog
 
 
 @pytest.mark.parametrize("preset", presets.ALL, ids=lambda preset: preset.name)
@@ -43,3 +43,27 @@ def test_the_one_lowered_value_is_the_highest_that_passes() -> None:
     assert preset.gpu_memory_utilization == best
     with pytest.raises(settings.SettingsError):
         settings.load({"preset": "text-stock", "serve_gpu_memory_utilization": 0.92})
+
+
+@pytest.mark.parametrize("preset", presets.ALL, ids=lambda preset: preset.name)
+def test_what_is_accepted_starts_and_is_left_alone(preset: Preset) -> None:
+    """One equation: on a machine that uses what it is said to, the gate lets an accepted preset
+    start, and the watchdog has nothing to do while it serves."""
+    if preset.accelerator != "cuda":
+        return
+    chosen = settings.load({"preset": preset.name})
+    limits = guard.parse(chosen.guard()).memory
+    assert chosen.total_gib is not None
+    rest = chosen.total_gib - chosen.memory_host_use_gib
+    need = memory_gate.Need(
+        chosen.total_gib,
+        limits.utilisation,
+        limits.gate_margin_gib,
+        limits.device,
+        limits.headroom_gib,
+    )
+    assert need.met(memory.MemInfo(chosen.total_gib, rest, rest, 0, 0, 0, 0))
+    served = rest - need.total * need.utilisation - memory.prefill_gib(preset.max_model_len)
+    config = watchdog.config_of(limits)
+    history = [watchdog.Sample(n / 10, served, served) for n in range(20)]
+    assert watchdog.decide(history, watchdog.Sample(2, served, served), config).action == "none"

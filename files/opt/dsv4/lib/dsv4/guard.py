@@ -27,6 +27,8 @@ class Memory:
     utilisation: float = 0.88
     gate_margin_gib: float = 1.5
     gate_wait_s: float = 120.0
+    headroom_gib: float = 0.0
+    """What must be left available once the engine has its share; 0 asks for nothing."""
     hard_floor_gib: float = 3.5
     soft_floor_gib: float = 5.0
     soft_samples: int = 5

@@ -63,7 +63,7 @@ def steady_headroom(total_gib: float, utilisation: float, limits: Limits) -> flo
 
 def needed_headroom(context_tokens: int, limits: Limits) -> float:
     """Return the least steady headroom at which the watchdog stays quiet in normal use."""
-    return floors(limits).soft + limits.headroom_margin_gib + prefill_gib(context_tokens)
+    return serving_headroom(context_tokens, limits) + limits.headroom_margin_gib
 
 
 def highest_utilisation(total_gib: float, context_tokens: int, limits: Limits) -> float:
@@ -80,6 +80,14 @@ def lowest_utilisation(total_gib: float, weights_gib: float) -> float:
 def compile_jobs(available_gib: float, cores: int) -> int:
     """Return how many compilers may run at once: 2 GiB each after 8 GiB that stay untouched."""
     return max(1, min(cores, int((available_gib - 8) / 2)))
+
+
+def serving_headroom(context_tokens: int, limits: Limits) -> float:
+    """Return what must be left when the engine has its share, or the watchdog ends it in use.
+
+    What a start is held to; settings are held to `needed_headroom`, which has a margin on top.
+    """
+    return floors(limits).soft + prefill_gib(context_tokens)
 
 
 def start_needs(total_gib: float, utilisation: float, margin_gib: float) -> float:

@@ -44,17 +44,38 @@ KERNEL_USES: Final = (
 
 @dataclass(frozen=True)
 class Need:
-    """What the start needs, GiB."""
+    """What the start needs, GiB.
+
+    + margin: what must be free beyond the share while the engine takes it
+    + headroom: what must be left available when it has it, or the watchdog would end it
+    """
 
     total: float
     utilisation: float
     margin: float
     device: str
+    headroom: float = 0.0
 
     @property
     def wanted(self) -> float:
         """Return what must be free."""
         return memory.start_needs(self.total, self.utilisation, self.margin)
+
+    def left(self, available: float) -> float:
+        """Return what would be left available when the engine has its share."""
+        return available - self.total * self.utilisation
+
+    def met(self, info: memory.MemInfo) -> bool:
+        """Say whether there is room to start, and to serve after it."""
+        enough = memory.free_for_engine(info, self.device) >= self.wanted
+        return enough and self.left(info.available) >= self.headroom
+
+    def highest(self, have: float, available: float) -> float:
+        """Return the highest utilisation that passes with this."""
+        return min(
+            memory.startable_utilisation(self.total, have, self.margin),
+            memory.startable_utilisation(self.total, available, self.headroom),
+        )
 
 
 @dataclass(frozen=True)
@@ -147,13 +168,19 @@ def figures_of(info: memory.MemInfo) -> str:
 
 def explain(need: Need, waited: Waited, why: Blame) -> str:
     """Return the refusal: wanted, have, holder, and the highest utilisation that would pass."""
-    highest = memory.startable_utilisation(need.total, waited.have, need.margin)
+    highest = need.highest(waited.have, why.info.available)
+    left = need.left(why.info.available)
     cuda = need.device != "cpu"
     text = (
         f"wanted {need.wanted:.1f} GiB free ({need.utilisation:.2f} x {need.total:.1f} +"
         f" {need.margin:.1f}), have {waited.have:.1f} GiB ({memory.free_kind(need.device)}) after"
         f" {waited.seconds:.0f} s; {figures_of(why.info)}"
     )
+    if left < need.headroom:
+        text += (
+            f"; with the engine's share taken {max(0.0, left):.1f} GiB would be left, and"
+            f" {need.headroom:.1f} are needed to serve without the watchdog's ending it"
+        )
     if why.holders:
         text += f"; holders: {'; '.join(why.holders)}"
     if cuda and why.info.cached >= HOLDER_GIB:
@@ -205,7 +232,7 @@ def wait(
             recent.append((waited, have))
             while recent[0][0] < waited - RISE_S:
                 recent.popleft()
-            if have >= need.wanted:
+            if need.met(info):
                 return Waited(True, have, waited)
         if waited >= bound:
             return Waited(False, have, waited, have - recent[0][1] if recent else 0.0)
@@ -264,7 +291,9 @@ def gate(config: guard.Guard, meminfo: Path, bound: float) -> tuple[bool, str, d
     begun = time.monotonic()
     total = memory.parse_meminfo(sane_text(meminfo, bound)).total
     left = max(0.0, bound - (time.monotonic() - begun))
-    need = Need(total, limits.utilisation, limits.gate_margin_gib, limits.device)
+    need = Need(
+        total, limits.utilisation, limits.gate_margin_gib, limits.device, limits.headroom_gib
+    )
     waited = wait(need, left, lambda: read_sane(meminfo), tell=Teller(need))
     figures: dict[str, Any] = {
         "wanted_gib": need.wanted,
@@ -282,7 +311,7 @@ def gate(config: guard.Guard, meminfo: Path, bound: float) -> tuple[bool, str, d
         "unaccounted_gib": why.unaccounted,
         "pinned": lost(need, waited, why),
         "rise_gib": waited.rise,
-        "highest_utilisation": memory.startable_utilisation(total, waited.have, need.margin),
+        "highest_utilisation": need.highest(waited.have, why.info.available),
     }
     return False, explain(need, waited, why), figures
 

@@ -1,0 +1,169 @@
+"""Faults of memory and of what is read about it, on the real unit with the stand-in engine.
+
+The same form as `service_faults`: each function's docstring is its rule, each leaves the service
+stopped. Memory is played through a file that is mounted over /proc/meminfo, so that hooks and
+watchdog are the deployed ones, or really taken, by a worker that its control group bounds.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from tests.e2e.service_faults import SPARK_FLOORS, Fault
+from tests.e2e.service_rig import MEMINFO, UNIT, WATCHDOG, Rig, meminfo
+
+RECORDS = "/var/lib/dsv4/watchdog"
+NEXT_METRICS = "/var/lib/dsv4/metrics/.dsv4.prom.new"
+HOG_MIB = 2500
+
+
+@contextlib.contextmanager
+def memory_is(rig: Rig, text: str) -> Iterator[None]:
+    """Have the machine's /proc/meminfo say this, or whatever is written over it later."""
+    rig.root(f"systemctl stop {UNIT} {WATCHDOG}", check=False)
+    rig.write(MEMINFO, text)
+    rig.root(f"mount --bind {MEMINFO} /proc/meminfo")
+    try:
+        yield
+    finally:
+        rig.root(f"systemctl stop {UNIT} {WATCHDOG}; umount /proc/meminfo", check=False)
+
+
+def memory_is_eaten(rig: Rig) -> None:
+    """A worker that really takes memory is killed at the floor, and the memory is back."""
+    rig.fault(LOAD_S=0.2, HOG_MIB=HOG_MIB, HOG_AFTER_S=6)
+    rig.root(f"mkdir -p /run/systemd/system/{UNIT}.d")
+    bound = f"/run/systemd/system/{UNIT}.d/bound.conf"
+    rig.write(bound, f"[Service]\nMemoryMax={HOG_MIB + 1000}M\n")
+    rig.root("systemctl daemon-reload")
+    have = int(rig.root("awk '/^MemAvailable/ {print $2}' /proc/meminfo")) / (1 << 20)
+    hard = have - HOG_MIB / 2 / 1024
+    # Only the level decides here: the lab has no level at which it would lock up
+    rig.guard(
+        memory={
+            "hard_floor_gib": hard,
+            "soft_floor_gib": hard,
+            "lock_gib": 0.1,
+            "spare_gib": 0.1,
+            "utilisation": 0.02,
+        }
+    )
+    try:
+        before = len(rig.trips())
+        assert rig.start()[0], rig.log(30)
+        rig.until("a kill", lambda: len(rig.trips()) > before, 20)
+        rig.stop()
+        trip = rig.trips()[-1]
+        assert trip["action"] == "kill"
+        assert trip["reason"].endswith(f"the hard floor is {hard:.2f}")
+        assert trip["latency_ms"] < 250
+        assert trip["signalled"] >= 2
+        levels = [sample[1] for sample in trip["trajectory"]]
+        assert levels[-1] <= hard < levels[0]
+        rig.until(
+            "memory",
+            lambda: (
+                int(rig.root("awk '/^MemAvailable/ {print $2}' /proc/meminfo")) / (1 << 20) > hard
+            ),
+        )
+    finally:
+        rig.stop()
+        rig.root(f"rm {bound}; systemctl daemon-reload")
+
+
+def readings_make_no_sense(rig: Rig) -> None:
+    """Whatever stands in /proc/meminfo: nonsense kills nothing, a collapse after it does."""
+    rig.fault(LOAD_S=0.2, IGNORE_TERM=1)
+    rig.guard(memory={**SPARK_FLOORS, "utilisation": 0.1})
+    good = meminfo(30)
+    nonsense = (
+        "",
+        "no memory here\n",
+        good[: good.index("MemAvailable") + len("MemAvailable: 31")],
+        meminfo(0),
+        meminfo(0, 20),
+        meminfo(500),
+        good.replace("MemAvailable", "MemAvail"),
+        good.replace("MemFree: ", "MemFree: -"),
+        good.replace("MemFree: ", f"MemFree: {'9' * 400}"),
+        good.replace("MemTotal: ", "MemTotal: x"),
+    )
+    with memory_is(rig, good):
+        assert rig.start()[0], rig.log(30)
+        engine, guard, before = rig.pid(), rig.pid(WATCHDOG), len(rig.trips())
+        for text in nonsense:
+            rig.overwrite(MEMINFO, text)
+            time.sleep(0.3)
+        rig.overwrite(MEMINFO, good)
+        time.sleep(0.3)
+        assert (rig.pid(), rig.pid(WATCHDOG)) == (engine, guard), rig.log(20)
+        assert len(rig.trips()) == before
+        rig.overwrite(MEMINFO, meminfo(2))
+        rig.until("a kill", lambda: len(rig.trips()) > before, 10)
+        assert rig.trips()[-1]["bad_samples"] >= 2 * len(nonsense)
+        assert rig.trips()[-1]["latency_ms"] < 250
+
+
+def disk_stalls(rig: Rig) -> None:
+    """The writing thread hangs in the disk: the kill comes all the same, the record when it can."""
+    rig.fault(LOAD_S=0.2, IGNORE_TERM=1)
+    rig.guard(memory={**SPARK_FLOORS, "utilisation": 0.1})
+    with memory_is(rig, meminfo(30)):
+        rig.root(f"rm -f {NEXT_METRICS}; mkfifo {NEXT_METRICS}")  # its opening waits for a reader
+        try:
+            assert rig.start()[0], rig.log(30)
+            first, before = rig.pid(), len(rig.trips())
+            rig.overwrite(MEMINFO, meminfo(2))
+            rig.until("a kill", lambda: rig.pid() != first, 5)
+            rig.overwrite(MEMINFO, meminfo(30))
+            assert len(rig.trips()) == before
+            rig.root(f"timeout 5 cat {NEXT_METRICS} > /dev/null")
+            rig.until("a record", lambda: len(rig.trips()) == before + 1)
+            assert rig.trips()[-1]["latency_ms"] < 250
+        finally:
+            rig.root(f"rm -f {NEXT_METRICS}")
+
+
+def memory_comes_back(rig: Rig) -> None:
+    """A start waits for memory that an earlier engine has not given back yet, and goes on then."""
+    rig.fault(LOAD_S=0.2)
+    rig.guard(memory={"device": "cuda", "utilisation": 0.5, "gate_wait_s": 60})
+    with memory_is(rig, meminfo(40)):
+        rig.root(f"systemctl reset-failed {UNIT} 2>/dev/null; systemctl start --no-block {UNIT}")
+        rig.until("a wait", lambda: "waiting for memory: 40.0 of" in rig.log(10), 15)
+        time.sleep(1)
+        rig.overwrite(MEMINFO, meminfo(100))
+        rig.until_state("active", 15)
+        assert rig.show("NRestarts") == "0"
+
+
+def memory_stays_away(rig: Rig) -> None:
+    """Memory that is nobody's and does not come back: said, and not tried again and again."""
+    rig.fault(LOAD_S=0.2)
+    rig.guard(memory={"device": "cuda", "utilisation": 0.5, "gate_wait_s": 2})
+    with memory_is(rig, meminfo(40)):
+        assert not rig.start()[0]
+        rig.until_state("failed")
+        time.sleep(3)
+        assert rig.show("ActiveState") == "failed"
+        assert rig.show("NRestarts") == "0"
+        reason = rig.reason()
+        for words in (
+            "wanted 62.3 GiB free",
+            "MemFree 40.0, MemAvailable 40.0, page cache 1.0 GiB",
+            "pinned by the driver, reboot needed",
+            "the highest utilisation that passes now is 0.31",
+        ):
+            assert words in reason, reason
+        # After the reboot it starts by hand like any other
+        rig.overwrite(MEMINFO, meminfo(100))
+        assert rig.start()[0], rig.log(30)
+
+
+FAULTS: tuple[Fault, ...] = (
+    memory_is_eaten,
+    readings_make_no_sense,
+    disk_stalls,
+    memory_comes_back,
+    memory_stays_away,
+)
