@@ -11,8 +11,8 @@ Faults are JSON objects, posted as a list to `/_lab/fault` (an empty list clears
 + status: answer `status`, with `retry_after` seconds when given
 + wrong: invert one byte at offset `at` of the file
 + html: a page in place of the file; norange: ignore Range
-+ xet-refused, xet-silent: offer files of the large kind by xet, from a storage service that turns
-  everything down, or that never answers
++ xet: offer files of the large kind by xet, too; xet-wrong, xet-refused, xet-silent: from a storage
+  service that sends other bytes, turns everything down, or never answers
 + redirect: send files of the large kind to another host name, as the Hub sends them to its CDN
 """
 
@@ -38,7 +38,11 @@ LARGE_BYTES: Final = 10 << 20
 """What the Hub keeps as LFS objects: known suffixes, and anything above this."""
 
 PIECE: Final = 1 << 16
+CHUNK, CHUNK_HEAD = 1 << 16, 8
+"""How large the chunks of a file are in its xorb, and how long the head of each."""
+
 HTML: Final = b"<!DOCTYPE html>\n<html><body>Sign in to this network</body></html>\n"
+XET: Final = ("xet", "xet-wrong", "xet-refused", "xet-silent")
 STALL_SECONDS: Final = 3600.0
 
 
@@ -269,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.lab(parts[1:], parse_qs(url.query))
             elif parts[0] == "_cdn":
                 self.cdn(parts)
-            elif parts[0].startswith("_xet-"):
+            elif parts[0].startswith("_xet"):
                 self.xet(parts)
             else:
                 self.hub(url.path, parts)
@@ -385,7 +389,7 @@ class Handler(BaseHTTPRequestHandler):
             headers["X-Linked-ETag"] = f'"{blob.sha256}"'
             headers["X-Linked-Size"] = str(blob.size)
         port = self.server.server_address[1]
-        if str(fault.get("kind")).startswith("xet-") and blob.sha256:
+        if str(fault.get("kind")).startswith("xet") and blob.sha256:
             headers["X-Xet-Hash"] = blob.sha256
             headers["X-Xet-Refresh-Route"] = f"http://127.0.0.1:{port}/_{fault['kind']}/token"
         if fault.get("kind") == "redirect" and blob.sha256:
@@ -407,10 +411,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def xet(self, parts: list[str]) -> None:
         """Grant access to a storage service, and be that service."""
+        port = self.server.server_address[1]
+        here = f"http://127.0.0.1:{port}/{parts[0]}"
         if parts[1:] == ["token"]:
-            port = self.server.server_address[1]
             headers = {
-                "X-Xet-Cas-Url": f"http://127.0.0.1:{port}/{parts[0]}",
+                "X-Xet-Cas-Url": here,
                 "X-Xet-Access-Token": "lab",
                 "X-Xet-Token-Expiration": str(int(time.time()) + 3600),
             }
@@ -418,8 +423,57 @@ class Handler(BaseHTTPRequestHandler):
         elif parts[0] == "_xet-silent":
             self.close_connection = True
             self.wait_for_the_client_to_go()
-        else:
+        elif parts[0] == "_xet-refused":
             raise Refusal(HTTPStatus.FORBIDDEN, None, "no access")
+        elif parts[1:3] == ["v1", "reconstructions"]:
+            self.reconstruction(self.by_sha256(parts[3]), here)
+        elif parts[1] == "xorb":
+            self.xorb(self.by_sha256(parts[2]), wrong=parts[0] == "_xet-wrong")
+        else:
+            raise Refusal(HTTPStatus.NOT_FOUND, None, "not found")
+
+    def by_sha256(self, wanted: str) -> Blob:
+        """Return the large file with this hash, which stands for its xet hash here."""
+        for _, blob in self.server.catalogue.known.values():
+            if blob.sha256 == wanted:
+                return blob
+        raise Refusal(HTTPStatus.NOT_FOUND, None, "not found")
+
+    def reconstruction(self, blob: Blob, here: str) -> None:
+        """Say of which chunks the asked part of a file is made, all of one xorb of its own."""
+        try:
+            first, last = parse_range(self.headers.get("Range"), blob.size) or (0, blob.size - 1)
+        except ValueError:
+            raise Refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, None, "beyond it") from None
+        begin, end = first // CHUNK, last // CHUNK + 1
+        chunks = {"start": begin, "end": end}
+        stop = min(end * CHUNK, blob.size) + end * CHUNK_HEAD
+        span = {"start": begin * (CHUNK + CHUNK_HEAD), "end": stop - 1}
+        place = {"range": chunks, "url": f"{here}/xorb/{blob.sha256}", "url_range": span}
+        term = {
+            "hash": blob.sha256,
+            "unpacked_length": min(end * CHUNK, blob.size) - begin * CHUNK,
+            "range": chunks,
+        }
+        self.send_json(
+            {
+                "offset_into_first_range": first - begin * CHUNK,
+                "terms": [term],
+                "fetch_info": {blob.sha256: [place]},
+            }
+        )
+
+    def xorb(self, blob: Blob, *, wrong: bool) -> None:
+        """Send chunks of a file as xet stores them: a head of eight bytes each, not compressed."""
+        out = bytearray()
+        with blob.path.open("rb") as handle:
+            while piece := handle.read(CHUNK):
+                length = len(piece).to_bytes(3, "little")
+                body = bytes([piece[0] ^ 0xFF]) + piece[1:] if wrong else piece
+                out += b"\0" + length + b"\0" + length + body
+        first, last = parse_range(self.headers.get("Range"), len(out)) or (0, len(out) - 1)
+        place = {"Content-Range": f"bytes {first}-{last}/{len(out)}"}
+        self.send_bytes(bytes(out[first : last + 1]), HTTPStatus.PARTIAL_CONTENT, place)
 
     def send_file(self, blob: Blob, headers: dict[str, str], fault: dict[str, Any]) -> None:
         """Send a file or the asked range of it, playing the fault."""
@@ -449,7 +503,7 @@ class Handler(BaseHTTPRequestHandler):
         """Send the bytes; a connection whose body is not complete is closed."""
         kind = fault.get("kind")
         with blob.path.open("rb") as handle:
-            if kind in {None, "redirect", "norange", "xet-refused", "xet-silent"}:
+            if kind in {None, "redirect", "norange", *XET}:
                 self.wfile.flush()
                 self.server.counters.sent(self.connection.sendfile(handle, first, count))
                 return

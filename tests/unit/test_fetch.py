@@ -657,17 +657,45 @@ def test_a_file_the_hub_has_not_in_xet_comes_over_plain_http(
     assert "xet failed" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("fault", ["xet-refused", "xet-silent"])
-def test_a_xet_transfer_that_fails_or_stalls_goes_on_over_plain_http(
-    lab: Lab, fault: str, capsys: pytest.CaptureFixture[str]
+def test_xet_brings_what_the_hub_has_in_xet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The real hf_xet, sent to a server that refuses everything or never answers."""
+    """The real hf_xet, and a storage service that speaks to it."""
+    with serving(tmp_path, token="good") as lab:
+        (tmp_path / "token").write_text("good")
+        lab.fault(kind="xet")
+        token = ["--token-file", str(tmp_path / "token")]
+        assert lab.fetch("--stall-s", "30", *token, transport="xet", workers=2) == 0
+        lab.assert_complete()
+        assert lab.progress()["transport"] == "xet"
+        assert lab.progress()["done_bytes"] == lab.size
+        assert lab.served() < 200_000  # small files and headers; the rest came by xet
+        assert "xet failed" not in capsys.readouterr().err
+        assert not xet.home(lab.root).exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("xet-refused", "403"),
+        ("xet-silent", "nothing arrived for 3 s"),
+        ("xet-wrong", "its bytes are not the hub's"),
+    ],
+)
+def test_a_xet_transfer_that_fails_or_stalls_goes_on_over_plain_http(
+    lab: Lab, fault: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real hf_xet, sent to a server that refuses all, never answers, or sends other bytes."""
     lab.fault(kind=fault)
-    assert lab.fetch("--stall-s", "3", transport="xet", workers=1) == 0
+    assert (
+        lab.fetch("--stall-s", "3" if fault == "xet-silent" else "30", transport="xet", workers=1)
+        == 0
+    )
     lab.assert_complete()
     assert lab.progress()["transport"] == "http"
     error = capsys.readouterr().err
     assert error.count("xet failed") == 1
+    assert words in error
     assert "going on over plain HTTP" in error
     assert not xet.home(lab.root).exists()
 

@@ -93,13 +93,20 @@ def fetch(source: Source, root: Path, remote: Remote) -> Outcome:
                     child.kill()
         if child.returncode == 0 and take(scratch / "file" / remote.name, root, remote, source):
             meter.add(remote.size - arrived)
-            transfer.part_path(root, remote).unlink(missing_ok=True)
+            part = transfer.part_path(root, remote)
+            if part.exists():  # its header, which was read by itself
+                meter.lose(part.stat().st_size)
+                part.unlink()
             return "done"
         meter.lose(arrived)
         if child.returncode == NOT_BY_XET:
             return "elsewhere"
-        lines = log.read_text(errors="replace").strip().splitlines() or ["no reason given"]
-        why = f"nothing arrived for {source.limits.stall_s:.0f} s" if stalled else lines[-1][:200]
+        lines = log.read_text(errors="replace").strip().splitlines()
+        why = lines[-1][:200] if lines else "no reason given"
+        if stalled:
+            why = f"nothing arrived for {source.limits.stall_s:.0f} s"
+        elif child.returncode == 0:
+            why = "its bytes are not the hub's"
         meter.tell(f"{remote.name}: xet failed ({why}); going on over plain HTTP")
         return "failed"
     finally:
