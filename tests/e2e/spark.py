@@ -136,7 +136,8 @@ class Spark:
         skip = (
             "/opt/dsv4/runtimes/*/*|/opt/dsv4/tools-*/*|*/__pycache__*|/var/lib/dsv4/cache/*"
             "|/var/lib/dsv4/receipts/*|/var/lib/dsv4/watchdog/*|/var/lib/dsv4/metrics/*"
-            "|/var/lib/dsv4/packs/*.json|/var/lib/dsv4/views/*.json|/etc/dsv4/record.json|*/.lock"
+            "|/var/lib/dsv4/packs/*.json|/var/lib/dsv4/views/*.json|/var/lib/dsv4/loads.json"
+            "|/etc/dsv4/record.json|*/.lock"
         )
         prune = " ".join(f"! -path {shlex.quote(pattern)}" for pattern in skip.split("|"))
         listing = self.root(

@@ -359,6 +359,7 @@ def test_an_honest_engine_gives_valid_figures(
     assert [row["kind"] for row in found["answers"]] == list(bench.QUESTIONS)
     assert all(row["tokens"] == row["chunks"] for row in found["answers"])
     assert found["prefill"][0]["ttft_s"] > 0
+    assert found["prefill"][0]["prompt_tokens"] == pytest.approx(600, rel=0.05)
     assert found["kv_cache_tokens"] == 1234
     assert found["settings"]["vllm"] == "0.30.0"
     assert found["settings"]["cudagraph_mode"] == "FULL"

@@ -59,6 +59,9 @@ LEAST: Final = 4
 ANSWER_TOKENS: Final = 512
 WARM_TOKENS: Final = 16
 PREFILL: Final = (893, 14227)
+CHARACTERS: Final = 4.0
+"""Of text to a token, before anything was counted; a sample then says it."""
+SAMPLE: Final = 400
 ROOM_GIB: Final = 1.5
 """Memory that vLLM's client may take: it imports the engine's libraries; half a GiB was seen."""
 LOOK_S: Final = 0.1
@@ -312,11 +315,14 @@ def cell_of(
 # One stream, by our own client
 
 
-def fresh(chance: random.Random, tokens: int) -> str:
+def fresh(chance: random.Random, tokens: int, per_token: float = CHARACTERS) -> str:
     """Return a text nobody sent before, of about so many tokens."""
-    line = capabilities.hay(chance, 1)[0]
-    lines = capabilities.hay(chance, max(1, tokens // max(1, len(line) // 4)))
-    return f"Note {chance.getrandbits(64):016x}. {' '.join(lines)}"
+    text = f"Note {chance.getrandbits(64):016x}."
+    for line in capabilities.hay(chance, tokens):
+        if len(text) >= tokens * per_token:
+            break
+        text += f" {line}"
+    return text
 
 
 def warm(client: engine_api.Client, model: str, streams: int, tokens: int) -> None:
@@ -381,10 +387,10 @@ def prefilled(client: engine_api.Client, model: str, tokens: int) -> dict[str, A
     """Return how long the first token of an answer to a long prompt took."""
     chance = random.SystemRandom()
     try:
-        sample = client.chat(model, [{"role": "user", "content": fresh(chance, 400)}], 1)
-        scale = 400 / sample.usage.prompt if sample.usage.prompt else 1.0
-        prompt = fresh(chance, int(tokens * scale))
-        came = streamed(client, model, prompt, 8)
+        sample = fresh(chance, SAMPLE)
+        counted = client.chat(model, [{"role": "user", "content": sample}], 1).usage.prompt
+        per_token = len(sample) / counted if counted else CHARACTERS
+        came = streamed(client, model, fresh(chance, tokens, per_token), 8)
     except engine_api.ApiError as error:
         return {"asked_tokens": tokens, "error": f"{error.kind}: {error}"}
     return {
