@@ -226,6 +226,40 @@ def gate_can_pass(chosen: "Settings") -> str | None:
     )
 
 
+LOADERS: Final[Mapping[str, str]] = {
+    "fastsafetensors": "fastsafetensors",
+    "instanttensor": "instanttensor",
+    "runai_streamer": "runai-model-streamer",
+}
+"""The package behind each way of reading weights, as vLLM names the ways."""
+
+
+@rule("serve_load_format", *ENGINE)
+def loader_is_installed(chosen: "Settings") -> str | None:
+    """A way of reading weights that is not in the runtime fails after minutes of starting."""
+    if chosen.serve_load_format == "auto":
+        return None
+    locked = re.findall(r"^([a-z0-9-]+)==", chosen.route_data.lock.read_text(), re.MULTILINE)
+    if LOADERS[chosen.serve_load_format] in locked:
+        return None
+    there = [name for name, package in LOADERS.items() if package in locked]
+    return (
+        f"{chosen.serve_load_format} needs {LOADERS[chosen.serve_load_format]}, which the lock of"
+        f" route {chosen.route} does not have; use {' or '.join(['auto', *there])}"
+    )
+
+
+@rule("service_readahead", "serve_load_format")
+def readahead_has_something_to_do(chosen: "Settings") -> str | None:
+    """Only a load through mmap faults page by page; the others read by themselves."""
+    if not chosen.service_readahead or chosen.serve_load_format == "auto":
+        return None
+    return (
+        f"is of no use with serve_load_format {chosen.serve_load_format}, which reads by itself;"
+        " leave one of them out"
+    )
+
+
 @rule("serve_speculative_tokens", *ENGINE)
 def draft_can_do_it(chosen: "Settings") -> str | None:
     """The draft has a number of layers; beyond it, only its multiples work."""

@@ -9,7 +9,7 @@ from deploy._render import template
 from deploy._state import State
 from deploy._tree import Entry, File
 
-UNITS = (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED)
+UNITS = (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED, layout.UNIT_READAHEAD)
 
 
 def engine_unit(chosen: settings.Settings, state: State) -> units.EngineUnit:
@@ -78,11 +78,15 @@ def apply() -> None:
         entries=lambda: entries(chosen, facts.current()),
     )
     stopped = chosen.service_state == "stopped"
+    readahead = [layout.UNIT_READAHEAD] if chosen.service_readahead else []
     operations.units_loaded(
         name="Load the service units",
         units=UNITS,
-        enabled=[] if stopped else [layout.UNIT],
-        disabled=[layout.UNIT] if stopped else [],  # a reboot does not undo it either
+        enabled=[*([] if stopped else [layout.UNIT]), *readahead],
+        disabled=[  # a reboot does not undo it either
+            *([layout.UNIT] if stopped else []),
+            *([] if readahead else [layout.UNIT_READAHEAD]),
+        ],
     )
     operations.watchdog_current(name="Renew the watchdog")
     operations.service_running(

@@ -220,6 +220,13 @@ class Serve(Concern):
     serve_kv_cache_dtype: Literal["auto", "fp8"] | None = Field(
         None, description="Number format of the key-value cache; unset, the pack's."
     )
+    serve_load_format: Literal["auto", "fastsafetensors", "instanttensor", "runai_streamer"] = (
+        Field(
+            "auto",
+            description="How the engine reads the weights. All but auto need their package in the"
+            " route's lock and are not verified on a Spark.",
+        )
+    )
     serve_prefix_caching: v.Switch | None = Field(
         None, description="Keep the key-value cache of prompts for those that start alike."
     )
@@ -296,6 +303,18 @@ class Service(Concern):
     )
     service_request_timeout_s: v.Whole = Field(
         120, ge=5, le=1800, description="How long the question that proves a start may take, s."
+    )
+    service_readahead: v.Switch = Field(
+        False,
+        description="Read the weights ahead of a load that asks the disk for a page at a time; not"
+        " verified on a Spark.",
+    )
+    service_readahead_gib: v.Number = Field(
+        8.0,
+        ge=0.5,
+        le=64,
+        description="The most page cache that reading ahead takes, the file being loaded included,"
+        " GiB.",
     )
 
 
@@ -439,6 +458,17 @@ class Settings(
         return self.serve_name or self.pack_data.served_name
 
     @property
+    def pack_root(self) -> Path:
+        """Where the pack's files really are.
+
+        The hub's own cache keeps them beside its snapshots, which hold links only.
+        """
+        own = self.pack_dir
+        if own is None:
+            return layout.PACKS
+        return own.parent.parent if own.parent.name == "snapshots" else own
+
+    @property
     def kv_cache_dtype(self) -> str:
         """Number format of the key-value cache."""
         return self.serve_kv_cache_dtype or self.pack_data.kv_cache_dtype
@@ -538,6 +568,8 @@ class Settings(
             flags["kv-cache-dtype"] = self.kv_cache_dtype
         if pack.exl3 is not None:
             flags["quantization"] = "exl3"
+        if self.serve_load_format != "auto":
+            flags["load-format"] = self.serve_load_format
         if self.route_data.needs_cuda:
             flags["tensor-parallel-size"] = 1
         if serving.long_prefill_tokens:
@@ -584,7 +616,7 @@ class Settings(
             "port": self.serve_port,
             "served_name": self.served_name,
             "view": str(layout.VIEW_CURRENT),
-            "pack_root": str(self.pack_dir or layout.PACKS),
+            "pack_root": str(self.pack_root),
             "memory": {
                 "device": self.route_data.accelerator,
                 "utilisation": self.serving.gpu_memory_utilization,
@@ -608,6 +640,10 @@ class Settings(
                 "prompt": pack.smoke[0].prompt,
                 "max_tokens": 8,
                 "request_timeout_s": self.service_request_timeout_s,
+            },
+            "readahead": {
+                "enabled": self.service_readahead,
+                "window_gib": self.service_readahead_gib,
             },
             "probe": {
                 "questions": [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4 import engine_api, guard, ready
+from dsv4 import engine_api, guard, ready, weights
 from tests.unit.http_engine import Reply, server
 
 MODELS = {"data": [{"id": "m"}]}
@@ -194,7 +194,7 @@ def test_load_follows_mapped_files(tmp_path: Path) -> None:
     )
     assert child.stdout is not None
     child.stdout.readline()
-    load = ready.Load(ready.weight_files(tmp_path))
+    load = ready.Load(weights.weight_files(tmp_path))
     before = load.look({child.pid}, 1.0)
     child.communicate()
     after = load.look(set(), 2.0)

@@ -21,8 +21,8 @@ SPARK = EngineUnit(
     protect_home="read-only",
     mounts=(*LAB.mounts, "/home/owner/pack"),
 )
-NAMES = (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED)
-EXPOSED = {layout.UNIT: 4.0, layout.UNIT_WATCHDOG: 4.0}
+NAMES = (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED, layout.UNIT_READAHEAD)
+EXPOSED = {layout.UNIT: 4.0, layout.UNIT_WATCHDOG: 4.0, layout.UNIT_READAHEAD: 4.0}
 """What `systemd-analyze security` may say at most, of 10."""
 
 

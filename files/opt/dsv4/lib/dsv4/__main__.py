@@ -31,7 +31,7 @@ OWNER: Final = {
 INTERNAL: Final = frozenset(
     {
         *("accounts", "apt", "artefact", "build", "cache_drop", "fetch", "launch", "lock"),
-        *("machine", "memory_gate", "pack_config", "pack_owner", "patches", "ready"),
+        *("machine", "memory_gate", "pack_config", "pack_owner", "patches", "readahead", "ready"),
         *("switch", "tools", "tree", "watchdog", "xet"),
     }
 )

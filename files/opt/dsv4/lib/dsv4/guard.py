@@ -59,6 +59,14 @@ class Restarts:
 
 
 @dataclass(frozen=True)
+class Readahead:
+    """Whether and how far the weights are read ahead of a load."""
+
+    enabled: bool = False
+    window_gib: float = 8.0
+
+
+@dataclass(frozen=True)
 class Question:
     """A prompt and what its answer must contain (any case)."""
 
@@ -96,6 +104,7 @@ class Guard:
     memory: Memory = field(default_factory=Memory)
     ready: Ready = field(default_factory=Ready)
     restarts: Restarts = field(default_factory=Restarts)
+    readahead: Readahead = field(default_factory=Readahead)
     questions: tuple[Question, ...] = ()
     offers: Offers = field(default_factory=Offers)
 
@@ -109,8 +118,13 @@ class Guard:
         """Return the name of the unit that stops this one when it cannot be guarded."""
         return f"{self.unit.removesuffix('.service')}-unguarded.service"
 
+    @property
+    def readahead_unit(self) -> str:
+        """Return the name of the unit that reads ahead of this one's load."""
+        return f"{self.unit.removesuffix('.service')}-readahead.service"
 
-Section = TypeVar("Section", Memory, Ready, Restarts, Question, Offers, Guard)
+
+Section = TypeVar("Section", Memory, Ready, Restarts, Readahead, Question, Offers, Guard)
 
 
 def typed(name: str, value: Any, default: Any) -> Any:
@@ -154,6 +168,7 @@ def parse(value: dict[str, Any]) -> Guard:
     known["ready"] = section(Ready, value.get("ready", {}), "ready")
     known["restarts"] = section(Restarts, value.get("restarts", {}), "restarts")
     known["offers"] = section(Offers, value.get("offers", {}), "offers")
+    known["readahead"] = section(Readahead, value.get("readahead", {}), "readahead")
     known["questions"] = tuple(
         section(Question, item, f"probe.questions[{index}]") for index, item in enumerate(questions)
     )

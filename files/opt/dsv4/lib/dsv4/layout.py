@@ -77,11 +77,12 @@ SYSTEMD: Final = Path("/etc/systemd/system")
 UNIT: Final = "dsv4.service"
 UNIT_WATCHDOG: Final = "dsv4-watchdog.service"
 UNIT_UNGUARDED: Final = "dsv4-unguarded.service"
+UNIT_READAHEAD: Final = "dsv4-readahead.service"
 UNIT_FETCH: Final = "dsv4-fetch.service"
 UNIT_BUILD: Final = "dsv4-build.service"
 UNIT_BENCH: Final = "dsv4-bench.service"
 """Transient: systemd forgets it when it is done, and no file of it is left."""
-UNITS: Final = (UNIT, UNIT_WATCHDOG, UNIT_UNGUARDED, UNIT_FETCH, UNIT_BUILD)
+UNITS: Final = (UNIT, UNIT_WATCHDOG, UNIT_UNGUARDED, UNIT_READAHEAD, UNIT_FETCH, UNIT_BUILD)
 
 USER: Final = "dsv4"
 USER_FETCH: Final = "dsv4-fetch"

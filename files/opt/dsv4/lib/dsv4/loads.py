@@ -22,12 +22,43 @@ def kind_of(read_gib: float, pack_gib: float) -> str:
     return "cold" if share >= COLD_FROM else "warm" if share <= WARM_TO else "mixed"
 
 
+SLOW: Final = 0.5
+"""Below this share of what the disk gives, a load is slow for another reason than the disk."""
+TELLING_GIB: Final = 1.0
+"""A load of less is over before its rate says anything."""
+
+
+def rate(start: dict[str, Any]) -> float | None:
+    """Return how fast a start read its weights from disk, GiB/s; None when it was not noted."""
+    read, took = start.get("read_gib"), start.get("weights_s")
+    if isinstance(read, int | float) and isinstance(took, int | float) and took > 0:
+        return read / took
+    return None
+
+
+def advice(start: dict[str, Any] | None) -> str:
+    """Return what to do about a cold load that was far slower than the disk, empty for none."""
+    if not start or start.get("kind") != "cold" or start.get("readahead"):
+        return ""
+    loaded, disk = rate(start), start.get("disk_gib_s")
+    if loaded is None or not isinstance(disk, int | float) or start["read_gib"] < TELLING_GIB:
+        return ""
+    if loaded >= SLOW * disk:
+        return ""
+    return (
+        f"the last cold load read {loaded:.2f} GiB/s where the disk gives {disk:.2f}:"
+        " service_readahead: true reads ahead of it (nobody has measured that on a Spark)"
+    )
+
+
 def note(
     *,
     ready_s: float,
     weights_s: float | None,
     read_gib: float,
     pack_gib: float,
+    disk_gib_s: float | None = None,
+    readahead: bool = False,
     runtime: str,
     view: str,
     path: Path = layout.LOADS_JSON,
@@ -42,6 +73,8 @@ def note(
         "weights_s": None if weights_s is None else round(weights_s, 1),
         "read_gib": round(read_gib, 3),
         "pack_gib": round(pack_gib, 3),
+        "disk_gib_s": None if disk_gib_s is None else round(disk_gib_s, 3),
+        "readahead": readahead,
         "runtime": runtime,
         "view": view,
     }

@@ -223,18 +223,26 @@ class Reader:
             return
         with self.lock:
             self.totals.read += got
+            shard = piece.shard
+            late = shard.seen and not shard.mapped and not shard.brought and not self.plan.all_seen
+        if late:  # the engine was done with the file before this was
+            forget(piece.shard.path, piece.start, piece.length)
 
     def look(self, mapped: Iterable[str]) -> None:
         """Tell the plan what is mapped, and drop what lies behind."""
         with self.lock:
             behind = self.plan.look(mapped)
         for shard in behind:
-            with contextlib.suppress(OSError), residency.opened(shard.path) as descriptor:
-                # Clean pages of a complete download: nothing to be written first
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            forget(shard.path)
             with self.lock:
                 self.totals.dropped += shard.brought
                 shard.brought, shard.done = 0, shard.size
+
+
+def forget(path: Path, start: int = 0, length: int = 0) -> None:
+    """Drop a file's pages: those of a complete download, so there is nothing to write first."""
+    with contextlib.suppress(OSError), residency.opened(path) as descriptor:
+        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
 
 
 # The engine

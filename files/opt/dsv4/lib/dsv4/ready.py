@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from dsv4 import (
     cgroup,
+    disk,
     engine_api,
     fingerprint,
     guard,
@@ -32,6 +33,7 @@ from dsv4 import (
     phase,
     processes,
     systemd,
+    weights,
 )
 from dsv4.notify import notify
 
@@ -146,16 +148,23 @@ class Load:
     def __init__(self, files: dict[str, int]) -> None:
         self.files = files
         self.seen: set[str] = set()
+        self.read: dict[int, int] = {}
         self.read_before: tuple[float, int] | None = None
         self.began: float | None = None
         self.moved_at = time.monotonic()
 
     def look(self, pids: set[int], now: float) -> Progress:
-        """Take one look."""
+        """Take one look.
+
+        + pids: the engine's, and those that read on its behalf; what one of them has read still
+          counts when it is gone
+        """
         mapped = processes.mapping(set(self.files), pids=pids)
         new = set(mapped) - self.seen
         self.seen |= new
-        read = sum(read_bytes(pid) for pid in pids)
+        for pid in pids:
+            self.read[pid] = max(self.read.get(pid, 0), read_bytes(pid))
+        read = sum(self.read.values())
         rate = 0.0
         if self.read_before is not None and now > self.read_before[0]:
             rate = max(0, read - self.read_before[1]) / GIB / (now - self.read_before[0])
@@ -167,13 +176,23 @@ class Load:
         gib = sum(self.files[path] for path in self.seen) / GIB
         return Progress(len(self.seen), len(self.files), gib, rate, len(mapped))
 
-    def note(self, ready_s: float) -> None:
-        """Note how long this start took, beside those before it."""
+    def note(self, ready_s: float, readahead: bool) -> None:
+        """Note how long this start took, beside those before it.
+
+        After a cold one the disk is asked what it gives: that says whether the load was slow
+        because of it. The engine serves by then, and a second of reading past the page cache is
+        nothing to it.
+        """
+        read_gib = (self.read_before[1] if self.read_before else 0) / GIB
+        pack_gib = sum(self.files.values()) / GIB
+        cold = loads.kind_of(read_gib, pack_gib) == "cold" and pack_gib >= loads.TELLING_GIB
         loads.note(
             ready_s=ready_s,
             weights_s=None if self.began is None else self.moved_at - self.began,
-            read_gib=(self.read_before[1] if self.read_before else 0) / GIB,
-            pack_gib=sum(self.files.values()) / GIB,
+            read_gib=read_gib,
+            pack_gib=pack_gib,
+            disk_gib_s=disk.parallel_rate(self.files) if cold else None,
+            readahead=readahead,
             runtime=fingerprint.target(layout.CURRENT),
             view=fingerprint.target(layout.VIEW_CURRENT),
         )
@@ -200,24 +219,18 @@ def read_bytes(pid: int) -> int:
         return 0
 
 
-def weight_files(view: Path) -> dict[str, int]:
-    """Return the weight files behind a view, real path and size."""
-    try:
-        paths = [path.resolve() for path in view.glob("*.safetensors")]
-        return {str(path): path.stat().st_size for path in paths}
-    except OSError:
-        return {}
-
-
 # Life signs
 
 
 class Life:
     """Whether the engine's processes are still there: the server, and the workers it started."""
 
-    def __init__(self, main_pid: int, unit: str) -> None:
+    helper_unit = ""
+
+    def __init__(self, main_pid: int, unit: str, helper_unit: str = "") -> None:
         self.main_pid = main_pid
         self.unit = unit
+        self.helper_unit = helper_unit
         self.handle: int | None = None
         self.cores: set[int] = set()
         self.core_gone_at: float | None = None
@@ -229,6 +242,10 @@ class Life:
     def pids(self) -> set[int]:
         """Return the unit's processes, this one aside."""
         return cgroup.pids(cgroup.directories(self.unit)) - {os.getpid()}
+
+    def helpers(self) -> set[int]:
+        """Return who reads ahead of the engine."""
+        return cgroup.pids(cgroup.directories(self.helper_unit)) if self.helper_unit else set()
 
     def fault(self, now: float) -> str | None:
         """Return which process is gone. A server is given a moment to end after its worker."""
@@ -368,7 +385,7 @@ def wait(
             raise NotReady(f"crash: {fault} while {name} after {now - started:.0f} s")
         if now - looked >= LOOK_EVERY_S:
             looked = now
-            progress = load.look(life.pids(), now)
+            progress = load.look(life.pids() | life.helpers(), now)
             name = phase_of(progress, now - load.moved_at)
             tell(name, progress, now - started)
         if now - told >= TELL_EVERY_S:
@@ -380,7 +397,7 @@ def wait(
         if clock() - started >= config.ready.timeout_s:
             raise NotReady(
                 f"timeout: no token after {config.ready.timeout_s:.0f} s, still {name}"
-                f" ({progress.words()}); raise ready_timeout if the load was still moving"
+                f" ({progress.words()}); raise service_start_timeout_s if the load was still moving"
             )
         sleep(POLL_S)
 
@@ -417,14 +434,15 @@ def main(argv: list[str]) -> int:
             return 0
         limit = config.ready.request_timeout_s
         client = engine_api.Client(config.url, engine_api.find_key(), limit)
-        life = Life(options.pid, config.unit)
-        load = Load(weight_files(Path(config.view)))
+        helper = config.readahead_unit if config.readahead.enabled else ""
+        life = Life(options.pid, config.unit, helper)
+        load = Load(weights.weight_files(Path(config.view)))
         answer, seconds = wait(config, Asking(config, client), life, load)
         said = (answer.text or answer.reasoning).strip()[:60]
         text = f"ready after {seconds:.1f} s: {config.served_name} says {said!r}"
         phase.write("ready", {"seconds": round(seconds, 1), "answer": said})
-        load.note(seconds)
         notify(f"STATUS={text}")
+        load.note(seconds, config.readahead.enabled)
         result |= {"ok": True, "seconds": seconds, "answer": said}
         status = 0
     except guard.BrokenGuard as error:
