@@ -223,7 +223,7 @@ class Serve(Concern):
     serve_load_format: Literal["auto", "fastsafetensors", "instanttensor", "runai_streamer"] = (
         Field(
             "auto",
-            description="How the engine reads the weights. All but auto need their package in the"
+            description="How the engine reads the weights; all but auto need their package in the"
             " route's lock and are not verified on a Spark.",
         )
     )

@@ -1,6 +1,6 @@
-"""What reading ahead does for a loader that faults page by page, beside the disk's own rate, as JSON.
+"""What reading ahead does for a loader that faults page by page, beside the disk, as JSON.
 
-    .venv/bin/python -m tests.bench.readahead [--gib 4] [--window 2]     (writes files of 1 GiB each)
+    .venv/bin/python -m tests.bench.readahead [--gib 4] [--window 2]  (writes files of 1 GiB)
 
 A child maps file after file and touches every page, with the kernel's own read-ahead off
 (MADV_RANDOM), as loaders that jump about in a file defeat it. Cold: the files' pages are dropped

@@ -837,3 +837,49 @@ def test_the_tables_print(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == s.table() + routes.table()
     assert s.main([]) == 2
     assert routes.main(["--tabel"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("route", "load_format", "words"),
+    [
+        ("stable", "instanttensor", None),
+        ("latest", "fastsafetensors", None),
+        ("nightly", "fastsafetensors", None),
+        ("nightly", "instanttensor", "the lock of route nightly does not have; use auto or fast"),
+        ("stable", "runai_streamer", "needs runai-model-streamer"),
+        ("lab", "fastsafetensors", "does not have; use auto"),
+    ],
+)
+def test_a_loader_must_be_in_the_lock(route: str, load_format: str, words: str | None) -> None:
+    """An engine without it would fail after minutes of starting."""
+    data = {"route": route, "serve_load_format": load_format}
+    if words is None:
+        assert s.load(data).serve_yaml()["load-format"] == load_format
+        return
+    with pytest.raises(s.SettingsError, match=f"^serve_load_format: .*{words}"):
+        s.load(data)
+
+
+def test_reading_ahead() -> None:
+    """Off unless asked for, and not beside a loader that reads by itself."""
+    assert "load-format" not in s.load({}).serve_yaml()
+    assert s.load({}).guard()["readahead"] == {"enabled": False, "window_gib": 8.0}
+    chosen = s.load({"service_readahead": True, "service_readahead_gib": 4})
+    assert chosen.guard()["readahead"] == {"enabled": True, "window_gib": 4.0}
+    data = {"route": "stable", "service_readahead": True, "serve_load_format": "instanttensor"}
+    with pytest.raises(s.SettingsError, match="service_readahead: is of no use with"):
+        s.load(data)
+
+
+@pytest.mark.parametrize(
+    ("pack_dir", "root"),
+    [
+        (None, "/var/lib/dsv4/packs"),
+        ("/srv/pack", "/srv/pack"),
+        ("/srv/hub/models--a--b/snapshots/0123", "/srv/hub/models--a--b"),
+    ],
+)
+def test_where_the_pack_s_bytes_are(pack_dir: str | None, root: str) -> None:
+    """The hub's own cache keeps them beside the snapshot that is adopted."""
+    data = {} if pack_dir is None else {"pack_dir": pack_dir}
+    assert s.load(data).guard()["pack_root"] == root
