@@ -1,6 +1,7 @@
 """The patches on the real files of every release they were made for, and of those they were not."""
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -222,6 +223,80 @@ def test_o_proj_before_it_was_mended(release: str, site: Path) -> None:
     assert set(report.written) == {*CHANGED["0.30.0"], wheels.O_PROJ}
 
 
+def other_branch(condition: str) -> str:
+    """Return 0.29.0's output projection with its product in one of two branches."""
+    text = wheels.text("0.29.0", wheels.O_PROJ)
+    start = text.index("    fp8_einsum(")
+    end = text.index("    return wo_b(")
+    inside = "".join(f"    {line}" for line in text[start:end].splitlines(keepends=True))
+    other = f"    if {condition}:\n        z.copy_(by_other_means(o_fp8, wo_a.weight))\n    else:\n"
+    return text[:start] + other + inside + text[end:]
+
+
+@pytest.mark.parametrize("release", ["0.29.0"])
+def test_a_second_way_to_multiply_fp8(release: str, site: Path) -> None:
+    """A branch of the function that has nothing to do with what the weights are, such as one for
+    batch invariance, is FP8 as well: ours goes in front of both."""
+    (site / wheels.O_PROJ).write_text(other_branch("INVARIANT and not tma_aligned_scales"))
+    report = engine.apply(site, chosen(("o_proj_bf16",)))
+    assert report.written == (wheels.O_PROJ,)
+    after = (site / wheels.O_PROJ).read_text()
+    assert 0 < after.index("return _bf16_o_proj(") < after.index("if INVARIANT")
+    engine.revert(site)
+    assert (site / wheels.O_PROJ).read_text() == other_branch(
+        "INVARIANT and not tma_aligned_scales"
+    )
+
+
+@pytest.mark.parametrize("release", ["0.29.0"])
+@pytest.mark.parametrize("condition", ["is_plain(wo_a)", "weight_scale is None", "plain"])
+def test_a_branch_that_may_be_for_bf16_is_not_guessed(
+    release: str, condition: str, site: Path
+) -> None:
+    """A function that asks about the weight may have mended this already, in a way not known."""
+    text = other_branch(condition)
+    text = text.replace(
+        "    weight_scale = (\n", "    plain = no_scales(wo_a)\n    weight_scale = (\n"
+    )
+    (site / wheels.O_PROJ).write_text(text)
+    with pytest.raises(PatchError, match="decides by `"):
+        engine.apply(site, chosen(("o_proj_bf16",)))
+    assert (site / wheels.O_PROJ).read_text() == text
+
+
+STREAMS_ITSELF = [
+    "AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)",
+    "self.language_model.load_weights(only_language(self.hf_to_vllm_mapper.apply(weights)))",
+]
+
+
+@pytest.mark.parametrize("release", ["0.30.0"])
+@pytest.mark.parametrize("loads", STREAMS_ITSELF)
+def test_a_loader_that_does_not_sort_is_not_guessed(release: str, loads: str, site: Path) -> None:
+    """Public versions of the class load without sorting, each in its way. What such a loader does
+    with the order is not known here; the refusal says what to look at."""
+    text = (site / wheels.VISION).read_text()
+    begin = text.index("        child_finalizes = getattr(")
+    end = text.index("    def process_weights_after_loading", begin)
+    (site / wheels.VISION).write_text(f"{text[:begin]}        return {loads}\n\n{text[end:]}")
+    with pytest.raises(PatchError, match=r"\(line \d+\) neither sorts the weights"):
+        engine.apply(site, chosen(("stream_load",)))
+
+
+@pytest.mark.parametrize("release", ["0.28.0", "0.30.0"])
+def test_revert_without_the_record(
+    release: str, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody removed what the engine keeps: revert says for each file that it cannot."""
+    engine.apply(site, chosen(SETS[release]))
+    patched = tree(site)
+    shutil.rmtree(site / engine.KEPT)
+    assert patches.main(["revert", "--site", str(site)]) == 1
+    words = capsys.readouterr().err
+    assert all(path in words for path in CHANGED[release])
+    assert tree(site).items() <= patched.items()
+
+
 DAMAGE = [
     ("o_proj_bf16", "0.28.0", wheels.O_PROJ, "    fp8_einsum(", "    other_einsum(", "fp8_einsum"),
     ("o_proj_bf16", "0.28.0", wheels.O_PROJ, "def deep_gemm_fp8_o_proj", "def renamed", "found 0"),
@@ -245,7 +320,14 @@ DAMAGE = [
         "rest = m.group(2)",
     ),
     ("stream_load", "0.30.0", wheels.VISION, "key=lambda x: x[0]", "key=len", "another way"),
-    ("stream_load", "0.30.0", wheels.VISION, "iter(sorted(mapped", "iter(order(mapped", "found 0"),
+    (
+        "stream_load",
+        "0.30.0",
+        wheels.VISION,
+        "iter(sorted(mapped",
+        "iter(order(mapped",
+        "neither sorts",
+    ),
     ("wide_swa", "0.30.0", wheels.CORE, "            return_lse=False,\n", "", "calls"),
     ("wide_swa", "0.30.0", wheels.ATTENTION, "swa_indices_chunk = swa", "chunk = swa", "found 0"),
     (

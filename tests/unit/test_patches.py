@@ -109,10 +109,15 @@ def test_a_refusal_is_one_object_and_one_line(
 
 def test_a_site_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One line, for each command."""
-    for command in ("status", "apply", "revert"):
-        asked = [command, "--site", str(tmp_path / "absent"), "--set", "wide_swa"]
-        assert patches.main(asked) == 1
+    for command in (["status"], ["apply", "--set", "wide_swa"], ["revert"]):
+        assert patches.main([*command, "--site", str(tmp_path / "absent")]) == 1
         assert "is no directory that can be read" in capsys.readouterr().err
+
+
+def test_revert_takes_no_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It takes back all of them: whoever names one would lose the others."""
+    assert patches.main(["revert", "--site", str(tmp_path), "--set", "wide_swa"]) == 2
+    assert "leave --set out" in capsys.readouterr().err
 
 
 def test_words_for_a_person(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -269,6 +274,8 @@ def test_half_of_a_patch_is_no_patch() -> None:
     asked = ("p", ("piece one\n", "piece two\n"), ("mark",))
     assert source.is_applied("piece one\npiece two\n mark", *asked)
     assert not source.is_applied("nothing", *asked)
-    for text in ("piece one\n", "piece one\npiece two\npiece two\n", "mark"):
-        with pytest.raises(Unknown, match="holds parts of p"):
+    for text in ("piece one\n", "piece one\npiece two\npiece two\n"):
+        with pytest.raises(Unknown, match=r"holds parts of p \([12] of 2 pieces"):
             source.is_applied(text, *asked)
+    with pytest.raises(Unknown, match="has 'mark' in it, as from another version of p"):
+        source.is_applied("mark", *asked)

@@ -463,6 +463,25 @@ def test_a_lost_record_is_no_drift(root: Path) -> None:
     assert files(root) == DONE
 
 
+def test_a_lost_record_is_said_by_revert(root: Path) -> None:
+    """Told which patches there are, revert does not take a patched file for an untouched one; one
+    that nobody patched is no trouble."""
+    assert engine.revert(root, BOTH).written == ()
+    engine.apply(root, BOTH)
+    assert files(root) == DONE
+    shutil.rmtree(root / engine.KEPT)
+    with pytest.raises(PatchError, match=r"a\.py: holds first.* before are not kept .*reinstall"):
+        engine.revert(root, BOTH)
+    assert files(root) == DONE
+
+
+def test_an_unknown_file_is_named_with_its_hash(root: Path) -> None:
+    """So that a release that was rebuilt and an edit by hand can be told apart in a report."""
+    fill(root, {"a.py": b"number = 3\n"})
+    with pytest.raises(PatchError, match=r"sha256 " + store.sha256_bytes(b"number = 3\n")):
+        engine.apply(root, BOTH)
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"files": {"a.py": 1}}', b"\xff"])
 def test_a_broken_record_is_said(root: Path, data: bytes) -> None:
     """It is a finding, not a crash."""
@@ -594,6 +613,26 @@ def test_a_kill_at_any_moment(
         assert not (root / engine.KEPT).exists()
         shutil.rmtree(root)
     assert moments > 40
+
+
+def test_a_kill_leaves_no_bytecode_of_another_text(tmp_path: Path) -> None:
+    """Compiled with unchecked hashes it would run instead of the new file, with nobody noticing."""
+    for count in range(1, 500):
+        root = fill(tmp_path / str(count))
+        compiled = root / "__pycache__" / "a.cpython-311.pyc"
+        py_compile.compile(
+            str(root / "a.py"),
+            cfile=str(compiled),
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
+        try:
+            with FAULT.at(count, Killed, dead=True):
+                engine.apply(root, BOTH)
+        except Killed:
+            assert not compiled.exists() or (root / "a.py").read_bytes() == PLAIN["a.py"], count
+        else:
+            break
+    assert not compiled.exists()
 
 
 @pytest.mark.parametrize(("act", "old", "new"), WAYS)

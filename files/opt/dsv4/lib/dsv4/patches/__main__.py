@@ -44,7 +44,7 @@ def _run(
         case "apply":
             return engine.apply(site, patches)
         case _:
-            return engine.revert(site)
+            return engine.revert(site, patches)
 
 
 def _each(site: Path, patches: Sequence[engine.Patch]) -> engine.Report:
@@ -73,10 +73,13 @@ def _parse(argv: list[str]) -> argparse.Namespace | int:
     parser = argparse.ArgumentParser(prog="dsv4 patches", description=__doc__)
     parser.add_argument("command", choices=("status", "apply", "revert"))
     parser.add_argument("--site", type=Path, required=True, help="the runtime's site-packages")
-    parser.add_argument("--set", help=f"some of {', '.join(PATCHES)}, in the order to apply them")
+    parser.add_argument("--set", help=f"for status and apply: {', '.join(PATCHES)}; in order")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     options.alone = options.set is None
+    if options.command == "revert" and not options.alone:
+        sys.stderr.write("dsv4 patches: revert: leave --set out; it takes back all that is there\n")
+        return 2
     names = list(PATCHES) if options.alone else [name.strip() for name in options.set.split(",")]
     if options.command == "apply" and options.alone:
         sys.stderr.write("dsv4 patches: apply: name the patches with --set; no file needs all\n")

@@ -188,8 +188,12 @@ def apply(root: Path, patches: Sequence[Patch]) -> Report:
         )
 
 
-def revert(root: Path) -> Report:
-    """Put back the bytes from before every patch; refuses when a file was changed since."""
+def revert(root: Path, known: Sequence[Patch] = ()) -> Report:
+    """Put back the bytes from before every patch; refuses when a file was changed since.
+
+    Without the record nothing can be put back. `known` are the patches to look for in files that it
+    does not name, so that this is said and not taken for having nothing to do.
+    """
     with _locked(root) as home:
         finished = _finish(home)
         record = _read_record(home)
@@ -203,6 +207,7 @@ def revert(root: Path) -> Report:
                 continue
             data = None if entry.before is None else _kept(home, path, entry.before)
             changes.append(_Change(path, found, data, entry.mode, entry.owner))
+        trouble += _without_record(home, known, record)
         if trouble:
             raise PatchError(f"{home}: nothing was changed: {'; '.join(trouble)}")
         if record:
@@ -211,6 +216,18 @@ def revert(root: Path) -> Report:
         files = {path: {"before": e.before, "after": e.before} for path, e in record.items()}
         written = tuple(sorted({*finished, *(change.path for change in changes)}))
         return Report(root=home, files=files, written=written)
+
+
+def _without_record(home: Path, known: Sequence[Patch], record: Container[str]) -> Iterator[str]:
+    """Name the files that hold a patch of which no record is kept."""
+    targets = _plan(home, known).targets
+    for path, target in targets.items():
+        names = [n for n, one in target.outcomes.items() if one.verdict is Verdict.APPLIED]
+        if names and path not in record:
+            yield (
+                f"{path}: holds {', '.join(names)}, but its bytes from before are not kept (no"
+                f" record of it in {KEPT}); reinstall its package"
+            )
 
 
 # One file
@@ -494,13 +511,11 @@ def _plan(home: Path, patches: Sequence[Patch]) -> _Plan:
                 targets[edit.path] = _target(home, edit.path, recorded.get(edit.path))
             target = targets[edit.path]
             if target.why:
-                outcome = Outcome(Verdict.DRIFTED, why=target.why)
+                outcome = _about(Outcome(Verdict.DRIFTED, why=target.why), edit.path, target)
             else:
-                outcome = edit.transform(target.text)
+                outcome = _about(edit.transform(target.text), edit.path, target)
                 if premise is not None and outcome.verdict is not Verdict.APPLIED:
                     outcome = premise
-            if outcome.why and outcome is not premise and not outcome.why.startswith(edit.path):
-                outcome = Outcome(outcome.verdict, outcome.text, f"{edit.path}: {outcome.why}")
             target.outcomes[patch.name] = outcome
             if outcome.verdict is Verdict.APPLIES:
                 target.text = outcome.text
@@ -511,13 +526,29 @@ def _premise(home: Path, patch: Patch) -> Outcome | None:
     """Return what other files say of a patch; None when they leave it to its edits."""
     if patch.premise is None:
         return None
-    texts: dict[str, str | None] = {}
-    for path in patch.reads:
-        target = _target(home, path, None)
+    targets = {path: _target(home, path, None) for path in patch.reads}
+    for path, target in targets.items():
         if target.why:
-            return Outcome(Verdict.DRIFTED, why=target.why)
-        texts[path] = target.text
-    return patch.premise(texts)
+            return _about(Outcome(Verdict.DRIFTED, why=target.why), path, target)
+    outcome = patch.premise({path: target.text for path, target in targets.items()})
+    if outcome is None:
+        return None
+    named = [path for path in targets if outcome.why.startswith(f"{path}: ")]
+    return _about(outcome, named[0], targets[named[0]]) if named else outcome
+
+
+def _about(outcome: Outcome, path: str, target: _Target) -> Outcome:
+    """Say which file an outcome is about, and for one that is not known, which bytes it has.
+
+    The hash is what a report of an unknown file is worth most for: it tells a release that was
+    rebuilt from a file that somebody edited, and two machines apart.
+    """
+    why, sha256 = outcome.why, target.found.sha256
+    if why and not why.startswith(path):
+        why = f"{path}: {why}"
+    if outcome.verdict is Verdict.DRIFTED and sha256 is not None:
+        why = f"{why} (the file has sha256 {sha256})"
+    return Outcome(outcome.verdict, outcome.text, why)
 
 
 def _target(home: Path, path: str, entry: _Entry | None) -> _Target:
@@ -762,8 +793,13 @@ def _stage(
 
 
 def _place(home: Path, path: str, staged: Path | None) -> None:
-    """Bring one file to its new state in one step, and drop what was compiled from the old."""
+    """Bring one file to its new state in one step, and drop what was compiled from the old.
+
+    That is dropped before too: what was compiled with unchecked hashes would outlive its source if
+    the process ended in between, and again after, for whoever imported the old file meanwhile.
+    """
     target = home / path
+    _drop_bytecode(target)
     if staged is None:
         target.unlink(missing_ok=True)
     else:

@@ -19,6 +19,7 @@ from dsv4.patches.source import (
     first_statement,
     is_applied,
     lines,
+    names,
     only,
     parameters,
     superseded,
@@ -29,9 +30,12 @@ PATH: Final = "vllm/models/deepseek_v4/nvidia/ops/o_proj.py"
 HELPERS: Final = "vllm/v1/attention/ops/rocm_aiter_mla_sparse.py"
 
 FUNCTION: Final = "deep_gemm_fp8_o_proj"
+QUANTISES: Final = "fused_inv_rope_fp8_quant"
 PARAMETERS: Final = frozenset(
     ("o", "positions", "cos_sin_cache", "wo_a", "wo_b", "n_groups", "rope_dim", "o_lora_rank")
 )
+SCALES: Final = frozenset(f"hasattr(wo_a, '{one}')" for one in ("weight_scale", "weight_scale_inv"))
+
 HELPER: Final = "_fused_inverse_rope_gptj"
 HELPER_PARAMETERS: Final = ["o", "positions", "cos_sin_cache", "rope_head_dim"]
 
@@ -68,16 +72,32 @@ def transform(text: str | None) -> Outcome:
         raise Unknown(f"{FUNCTION} takes no {', '.join(sorted(missing))}")
     if _has_its_own_branch(function):
         return superseded(f"{FUNCTION} has a branch of its own for weights that are not FP8")
-    only(list(calls(function, "fused_inv_rope_fp8_quant")), f"{FUNCTION} quantising its input")
-    product = only(list(calls(function, "fp8_einsum")), f"{FUNCTION} calling fp8_einsum")
-    if not any(
-        isinstance(one, ast.Expr) and one.value is product for one in function.body
-    ) or _mentions_dtype_of_weight(function):
-        raise Unknown(f"{FUNCTION} chooses when to use FP8 in a way that is not known")
+    only(list(calls(function, QUANTISES)), f"{FUNCTION} quantising its input")
+    only(list(calls(function, "fp8_einsum")), f"{FUNCTION} calling fp8_einsum")
+    if asked := _decides_by_weight(function):
+        raise Unknown(f"{FUNCTION} decides by `{asked}`, which may mean BF16 weights too")
     source.need(torch="torch")
     source.before(function, BLOCK)
     source.before(first_statement(function), CALL)
     return Outcome(Verdict.APPLIES, source.changed())
+
+
+def _decides_by_weight(function: ast.FunctionDef) -> str:
+    """Return a condition of the function's own about wo_a, other than the name of its scales.
+
+    Without one, whatever the function does it does to FP8 weights, and a branch in front is right.
+    """
+    about = {"wo_a"}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and names(node.value) & about:
+            about |= {name for target in node.targets for name in names(target)}
+    tests = [node.test for node in ast.walk(function) if isinstance(node, ast.If | ast.IfExp)]
+    tests += [node for node in ast.walk(function) if isinstance(node, ast.Compare)]
+    tests += [keyword.value for call in calls(function, QUANTISES) for keyword in call.keywords]
+    for words, test in ((ast.unparse(test), test) for test in tests):
+        if names(test) & about and words not in SCALES:
+            return words
+    return ""
 
 
 def _mentions_dtype_of_weight(function: ast.FunctionDef) -> bool:
@@ -92,7 +112,7 @@ def _has_its_own_branch(function: ast.FunctionDef) -> bool:
     """Tell whether the function asks for the weight's type and then multiplies without FP8."""
     unquantised = any(
         keyword.arg == "quantize"
-        for call in calls(function, "fused_inv_rope_fp8_quant")
+        for call in calls(function, QUANTISES)
         for keyword in call.keywords
     )
     return unquantised and _mentions_dtype_of_weight(function) and any(calls(function, "bmm"))

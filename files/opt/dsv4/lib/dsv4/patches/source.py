@@ -47,10 +47,15 @@ def is_applied(text: str, name: str, pieces: tuple[str, ...], marks: tuple[str, 
     counts = [text.count(piece) for piece in pieces]
     if all(count == 1 for count in counts):
         return True
-    if any(counts) or any(mark in text for mark in marks):
+    if any(counts):
         raise Unknown(
-            f"holds parts of {name}, or another version of it ({sum(map(bool, counts))} of"
-            f" {len(counts)} pieces); reinstall its package"
+            f"holds parts of {name} ({sum(map(bool, counts))} of {len(counts)} pieces, each wanted"
+            " once); reinstall its package"
+        )
+    if found := [mark for mark in marks if mark in text]:
+        raise Unknown(
+            f"has {found[0]!r} in it, as from another version of {name} or from somebody else's"
+            " edit; reinstall its package"
         )
     return False
 

@@ -55,6 +55,12 @@ def transform(text: str | None) -> Outcome:
     found = list(calls(load, "sorted"))
     if not found and any(calls(load, STREAMS)):
         return superseded(f"{LOAD} streams by itself ({STREAMS})")
+    if not found:
+        raise Unknown(
+            f"{LOAD} (line {load.lineno}) neither sorts the weights, which is what {NAME} mends,"
+            f" nor streams them by {STREAMS}; where it streams in a way of its own, {NAME} does not"
+            " belong in this set"
+        )
     by_name = only(found, f"{LOAD} sorting weights")
     if (
         len(by_name.args) != 1
