@@ -160,7 +160,7 @@ def test_a_real_stream() -> None:
     assert came.text.startswith("Paris")
     assert came.usage.completion == came.chunks == 8
     assert came.tokens_per_s is not None
-    assert 10 < came.tokens_per_s < 60
+    assert came.ttft_s is not None
 
 
 def test_byte_by_byte() -> None:
