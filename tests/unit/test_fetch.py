@@ -260,6 +260,28 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 30) -> None:
         time.sleep(0.01)
 
 
+def test_what_was_not_on_the_disk_at_a_power_cut_is_hashed_anew(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size and a time stamp may outlive bytes; the next run of the same boot settles them."""
+    assert lab.fetch() == 0
+    lab.served()
+    data = (lab.root / SHARD).read_bytes()
+    facts = (lab.root / SHARD).stat()
+    (lab.root / SHARD).write_bytes(bytes(len(data)))
+    os.utime(lab.root / SHARD, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    monkeypatch.setattr(fetch, "BOOT", "the next one")
+    assert lab.fetch() == 0
+    lab.assert_complete()
+    assert lab.served() == len(data)
+    assert all(row["unsettled"] for row in lab.record()["files"].values())
+    assert lab.fetch() == 0
+    assert not any("unsettled" in row for row in lab.record()["files"].values())
+    monkeypatch.setattr(fetch, "BOOT", "a third one")
+    assert lab.fetch() == 0
+    assert lab.served() == 0
+
+
 def test_only_a_damaged_file_is_fetched_again(lab: Lab) -> None:
     assert lab.fetch() == 0
     lab.served()

@@ -42,6 +42,8 @@ LARGEST_MARGIN: Final = 1 << 30
 CLIENTS_OWN: Final = ".cache"
 """Where huggingface_hub keeps its notes and unfinished files when it fetches into a directory."""
 
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
 REPORT_S: Final = 1.0
 SAY_S: Final = 30.0
 RATE_OVER_S: Final = 15.0
@@ -137,24 +139,22 @@ class Record:
     error: str | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def save(self) -> None:
+    def save(self, *, sync: bool = False) -> None:
         """Write it; a full disk must not hide what we were about to report."""
+        value = {
+            "repo_id": self.repo_id,
+            "revision": self.revision,
+            "complete": self.complete,
+            "error": self.error,
+            "files": self.files,
+        }
         with self.lock, contextlib.suppress(OSError):
-            store.write_json(
-                self.path,
-                {
-                    "repo_id": self.repo_id,
-                    "revision": self.revision,
-                    "complete": self.complete,
-                    "error": self.error,
-                    "files": self.files,
-                },
-            )
+            store.write_json(self.path, value, sync=sync)
 
     def trusts(self, root: Path, name: str) -> bool:
         """Return whether this very file was verified before and has not been touched since."""
         known = self.files.get(name, {})
-        if not known.get("verified"):
+        if not known.get("verified") or known.get("unsettled") not in {None, BOOT}:
             return False
         try:
             facts = (root / name).stat()
@@ -167,6 +167,7 @@ class Record:
         with self.lock:
             self.files[name] |= {
                 "verified": now(),
+                "unsettled": BOOT,
                 "mtime_ns": (root / name).stat().st_mtime_ns,
             }
         self.save()
@@ -198,6 +199,25 @@ def read_record(root: Path, repo_id: str) -> Record:
     )
 
 
+def settle(root: Path, record: Record) -> None:
+    """Have on the disk, and not only in memory, whatever was verified; note that it is.
+
+    Apart from the download, which would wait for a disk at each file. Until then a file counts for
+    this boot alone: after a power cut it is hashed anew, and brought again only if it suffered.
+    """
+    open_ones = [name for name, row in record.files.items() if row.get("unsettled")]
+    for name in open_ones:
+        with (root / name).open("rb") as handle:
+            os.fsync(handle.fileno())
+            transfer.forget(handle.fileno())
+    for directory in {(root / name).parent for name in open_ones} | {root.parent}:
+        store.sync_directory(directory)
+    if open_ones:
+        for name in open_ones:
+            del record.files[name]["unsettled"]
+        record.save(sync=True)
+
+
 def adopt(record: Record, remotes: list[Remote]) -> None:
     """Take the hub's listing; what was verified stays so while its hash is the same."""
     known, record.files = record.files, {}
@@ -210,7 +230,7 @@ def adopt(record: Record, remotes: list[Remote]) -> None:
         }
         old = known.get(remote.name, {})
         if all(old.get(key) == row[key] for key in ("size", "sha256", "blob_sha1")):
-            row |= {key: old[key] for key in ("verified", "mtime_ns") if key in old}
+            row |= {key: old[key] for key in ("verified", "mtime_ns", "unsettled") if key in old}
         record.files[remote.name] = row
     record.complete = False
 
@@ -372,7 +392,7 @@ class Progress:
             "revision": self.meter.revision,
         }
         with contextlib.suppress(OSError):
-            store.write_json(self.path, value)
+            store.write_json(self.path, value, sync=False)
 
     def run(self) -> None:
         """Report until the work is over."""
@@ -471,6 +491,7 @@ class Work:
         if record.complete and all(record.trusts(root, name) for name in record.files):
             self.meter.done = total
             remove(leftovers(root, []))
+            settle(root, record)
             return self.done(root, record, 0)
         try:
             fetched = self.fetch(spec, token, root, record)

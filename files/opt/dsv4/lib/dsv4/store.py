@@ -21,20 +21,25 @@ class BrokenState(Exception):
     """A state file exists but does not hold what its name says."""
 
 
-def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace `path` with `data`, so that a reader or a crash sees the old file or the new one."""
+def write_bytes(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = True) -> None:
+    """Replace `path` with `data`, so that a reader or a crash sees the old file or the new one.
+
+    Without `sync` a power cut may lose it, and nobody waits for a disk that is busy.
+    """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(data)
             handle.flush()
             os.fchmod(handle.fileno(), mode)
-            os.fsync(handle.fileno())
+            if sync:
+                os.fsync(handle.fileno())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if sync:
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:
@@ -46,10 +51,10 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: dict[str, Any], mode: int = 0o644) -> None:
+def write_json(path: Path, value: dict[str, Any], mode: int = 0o644, *, sync: bool = True) -> None:
     """Write one JSON object with its schema number (see `write_bytes`)."""
     text = json.dumps({"schema": SCHEMA, **value}, indent=1, sort_keys=True, ensure_ascii=False)
-    write_bytes(path, text.encode() + b"\n", mode)
+    write_bytes(path, text.encode() + b"\n", mode, sync=sync)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

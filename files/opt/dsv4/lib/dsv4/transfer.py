@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dsv4 import store
 from dsv4.hub import Hub, Refused, Remote, Unreachable, innermost
 
 if TYPE_CHECKING:
@@ -242,16 +241,17 @@ class Partial:
         self.size = self.written_back = 0
 
     def finish(self, final: Path) -> None:
-        """Give the file its name, when its bytes are the hub's; raise `WrongBytes` when not."""
+        """Give the file its name, when its bytes are the hub's; raise `WrongBytes` when not.
+
+        It is not waited for here until they are on the disk: see `fetch.settle`.
+        """
         if self.digest.hexdigest() != self.remote.identity:
             found = self.digest.hexdigest()
             self.restart()
             raise WrongBytes(f"{self.remote.name}: got {found}, wanted {self.remote.identity}")
         os.fchmod(self.handle.fileno(), MODE)
-        os.fsync(self.handle.fileno())
         forget(self.handle.fileno())
         self.path.replace(final)
-        store.sync_directory(final.parent)
         self.meter.moved()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from dsv4 import layout, store, transfer
+from dsv4 import layout, transfer
 from dsv4.hub import Remote
 from dsv4.transfer import Source
 
@@ -145,11 +145,7 @@ def take(path: Path, root: Path, remote: Remote, source: Source) -> bool:
     if not transfer.verify(path, remote, source.meter):
         return False
     path.chmod(transfer.MODE)
-    with path.open("rb") as handle:
-        os.fsync(handle.fileno())
-    final = root / remote.name
-    path.replace(final)
-    store.sync_directory(final.parent)
+    path.replace(root / remote.name)
     return True
 
 
