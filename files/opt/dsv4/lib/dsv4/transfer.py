@@ -250,7 +250,6 @@ class Partial:
             self.restart()
             raise WrongBytes(f"{self.remote.name}: got {found}, wanted {self.remote.identity}")
         os.fchmod(self.handle.fileno(), MODE)
-        forget(self.handle.fileno())
         self.path.replace(final)
         self.meter.moved()
 
