@@ -1,4 +1,4 @@
-"""The pack on the machine: damage found and healed, a pack of one's own served, old ones removed."""
+"""The pack on the machine: damage healed, a pack of one's own served, old ones removed."""
 
 import json
 from typing import Any

@@ -301,7 +301,7 @@ def content(name: str, tensor: Tensor) -> bytes:
 
 
 def write(root: Path, scale: Scale, *, count: int = SHARDS, headers_only: bool = False) -> int:
-    """Write a pack and return the bytes of its shards; sparse ones beyond headers if asked."""
+    """Write a pack and return the bytes of its tensors; sparse shards if asked."""
     root.mkdir(parents=True, exist_ok=True)
     placed: dict[str, str] = {}
     total = 0
@@ -314,7 +314,7 @@ def write(root: Path, scale: Scale, *, count: int = SHARDS, headers_only: bool =
                 os.truncate(file.fileno(), len(begin) + data)
             else:
                 file.writelines(content(*one) for one in held.items())
-        total += len(begin) + data
+        total += data
         placed |= dict.fromkeys(held, name)
     index = {"metadata": {"total_size": total}, "weight_map": placed}
     (root / pack_verify.INDEX).write_text(json.dumps(index, indent=2))

@@ -34,7 +34,7 @@ def test_the_small_one_is_whole(pack: Path) -> None:
     assert report.findings == []
     assert report.shards == 4
     assert report.tensors == len(dict(exl3_pack.tensors(exl3_pack.SMALL)))
-    assert report.layer_bits == {0: 2, 1: 2, 2: 2, 3: 3, 4: 2, 5: 3}
+    assert report.experts.bits == {0: 2, 1: 2, 2: 2, 3: 3, 4: 2, 5: 3}
 
 
 def test_its_configuration_is_put_right_for_the_other_route(pack: Path) -> None:

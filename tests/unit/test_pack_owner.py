@@ -25,8 +25,10 @@ def packs(tmp_path: Path) -> Path:
         facts = (root / name).stat()
         files[name] = {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "verified": "then"}
     store.write_json(root.with_name("rev.json"), {"complete": True, "files": files})
-    for path in (tmp_path / "mine", *(tmp_path / "mine").rglob("*")):
+    for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, FETCHER, FETCHER)
+    for above in list(tmp_path.parents)[:2]:
+        above.chmod(0o755)
     return tmp_path
 
 
@@ -42,12 +44,11 @@ def faults(packs: Path) -> list[str]:
 
 def mend(packs: Path) -> dict[str, list[str]]:
     """As the command does, for a user that needs no account."""
-    found = {}
-    for root in packs.glob("*/*/"):
-        if names := pack_owner.mend(root, FETCHER, FETCHER):
-            found[root.name] = names
-            pack_verify.doubt(root, names)
-    return found
+    found = pack_owner.by_pack(packs, pack_owner.mend(packs, FETCHER, FETCHER))
+    for root, names in found.items():
+        pack_verify.doubt(root, names)
+        os.chown(root.with_name("rev.json"), FETCHER, FETCHER)
+    return {root.name: names for root, names in found.items()}
 
 
 @needs_root
@@ -96,6 +97,44 @@ def test_a_link_is_not_followed(packs: Path, tmp_path_factory: pytest.TempPathFa
 
 
 @needs_root
+def test_nothing_of_the_fetchers_leads_root_elsewhere(
+    packs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A pack's directory that is a link; a second name of a file that is somebody else's."""
+    other = tmp_path_factory.mktemp("etc")
+    (other / "d").mkdir()
+    (other / "d/shadow").write_text("root's")
+    (packs / "evil").symlink_to(other)
+    os.link(other / "d/shadow", packs / "mine/rev/a.bin")
+    mend(packs)
+    assert {path.stat().st_uid for path in (other, *other.rglob("*"))} == {0}
+    assert not (packs / "mine/rev/a.bin").exists()
+    assert (other / "d/shadow").read_text() == "root's"
+
+
+@needs_root
+def test_what_two_revisions_share_is_given_back(packs: Path) -> None:
+    """A link between packs is the fetcher's own doing, and not fetched again."""
+    (packs / "mine/next").mkdir()
+    os.link(packs / "mine/rev/a.safetensors", packs / "mine/next/a.safetensors")
+    os.chown(packs / "mine/rev/a.safetensors", 0, 0)
+    mend(packs)
+    assert (packs / "mine/next/a.safetensors").stat().st_uid == FETCHER
+    assert (packs / "mine/next/a.safetensors").stat().st_nlink == 2
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o700, 0o777])
+@pytest.mark.parametrize("where", ["mine", "mine/rev", "mine/rev/sub"])
+def test_modes_of_directories_are_put_right(packs: Path, mode: int, where: str) -> None:
+    (packs / where).chmod(mode)
+    assert [line.partition(": ")[2] for line in faults(packs)] == [f"has the mode {mode:o}"]
+    mend(packs)
+    assert faults(packs) == []
+    assert (packs / where).stat().st_mode & 0o777 == 0o755
+
+
+@needs_root
 def test_directories_are_given_back_too(packs: Path) -> None:
     os.chown(packs / "mine/rev", 0, 0)
     assert faults(packs) == [".: belongs to root now"]
@@ -103,16 +142,24 @@ def test_directories_are_given_back_too(packs: Path) -> None:
     assert faults(packs) == []
 
 
+def command(words: list[str]) -> int:
+    """Run it in a process of its own: it goes on as the user it gives the packs to."""
+    child = os.fork()
+    if child == 0:
+        os._exit(pack_owner.main([*words, "--user", "nobody"]))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 @needs_root
-def test_the_command_needs_the_account(packs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_needs_the_account(packs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--packs", str(packs)]
     assert pack_owner.main([*words, "--user", "no-such-user"]) == 3
-    assert "no-such-user" in capsys.readouterr().err
-    assert pack_owner.main([*words, "--user", "nobody"]) == 0
+    assert "no-such-user" in capfd.readouterr().err
+    assert command(words) == 0
     assert (packs / "mine/rev/a.safetensors").stat().st_uid == NOBODY
-    assert "were not nobody's alone" in capsys.readouterr().err
-    assert pack_owner.main([*words, "--user", "nobody"]) == 0
-    assert capsys.readouterr().err == ""
+    assert "were not nobody's alone" in capfd.readouterr().err
+    assert command(words) == 0
+    assert capfd.readouterr().err == ""
 
 
 @needs_root

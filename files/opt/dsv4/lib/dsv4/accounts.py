@@ -6,6 +6,7 @@ and `render` give access to the GPU's device files on a Spark and may be missing
 
 import argparse
 import grp
+import os
 import pwd
 import subprocess
 import sys
@@ -18,17 +19,29 @@ def groups_of(user: str) -> list[str]:
     return sorted(group.gr_name for group in grp.getgrall() if user in group.gr_mem)
 
 
-def uid_of(user: str) -> int | None:
-    """Return an account's number, None when there is no such account."""
+def ids_of(user: str) -> tuple[int, int] | None:
+    """Return an account's user and group number, None when there is no such account."""
     try:
-        return pwd.getpwnam(user).pw_uid
+        found = pwd.getpwnam(user)
     except KeyError:
         return None
+    return found.pw_uid, found.pw_gid
+
+
+def become(uid: int, gid: int) -> None:
+    """Go on as another user for good, when this is root.
+
+    What follows works in a tree of that user's, where a name may lead anywhere.
+    """
+    if os.geteuid() == 0 and uid != 0:
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
 
 
 def exists(user: str) -> bool:
     """Say whether there is such an account."""
-    return uid_of(user) is not None
+    return ids_of(user) is not None
 
 
 def present(groups: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ from functools import partial as bound
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import layout, pack_heads, pack_verify, store, transfer, xet
+from dsv4 import accounts, layout, pack_heads, pack_verify, store, transfer, xet
 from dsv4.hub import COMMIT, Hub, Refused, Remote, Unreachable, clean_token, network_settings
 from dsv4.pack_heads import Expected
 from dsv4.pack_verify import PART_SUFFIX, BadShard, read_header, state_path
@@ -430,10 +430,7 @@ def alone(packs: Path) -> Iterator[None]:
 def become_owner(packs: Path) -> None:
     """Go on as whoever owns the packs: files of root's there would stop the unit's next run."""
     facts = packs.stat()
-    if os.geteuid() == 0 and facts.st_uid != 0:
-        os.setgroups([])
-        os.setgid(facts.st_gid)
-        os.setuid(facts.st_uid)
+    accounts.become(facts.st_uid, facts.st_gid)
 
 
 def patiently(question: Callable[[], Any], meter: Meter, limits: Limits) -> Any:

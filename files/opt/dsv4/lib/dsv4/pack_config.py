@@ -14,18 +14,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from dsv4 import exl3, layout, pack_verify, readable, store, tree
 from dsv4.pack_verify import (
-    INDEX,
     SUFFIX,
-    BadShard,
-    read_header,
-    read_index,
     state_path,
     why_unreadable,
 )
@@ -36,7 +32,6 @@ ELSEWHERE: Final = "quantization_config.json"
 Policy = Literal["bf16_as_stored", "official_source_native"]
 
 BASE_BITS: Final = 2
-CODEBOOKS: Final = ("mcg", "mul1")
 FIXED: Final[Mapping[str, Any]] = {
     "quant_method": "exl3",
     "head_bits": 16,
@@ -77,9 +72,13 @@ def parse_config(data: bytes) -> dict[str, Any]:
 
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)
+    except RecursionError:
+        raise Refused(f"{CONFIG}: is nested too deep to be one; fetch it again") from None
     except UnicodeDecodeError as error:
         raise Refused(f"{CONFIG}: is not UTF-8 text ({error})") from error
-    except json.JSONDecodeError as error:
+    except Refused:
+        raise
+    except ValueError as error:
         raise Refused(f"{CONFIG}: is no JSON ({error}); fetch it again") from error
     if not isinstance(value, dict):
         raise Refused(f"{CONFIG}: holds {type(value).__name__}, not an object; fetch it again")
@@ -105,7 +104,10 @@ def stated_bits(block: Mapping[str, Any]) -> dict[int, int]:
     """Return the layers a configuration names; a malformed one is refused, never guessed at."""
     stated = block.get("layer_bits") or {}
     try:
-        return {int(layer): int(bits) for layer, bits in stated.items()}
+        found = {int(layer): int(bits) for layer, bits in stated.items()}
+        if any(isinstance(bits, float) and not bits.is_integer() for bits in stated.values()):
+            raise ValueError
+        return found
     except (AttributeError, TypeError, ValueError):
         raise Refused(f"{CONFIG}: layer_bits is {stated!r}, not layers and bits") from None
 
@@ -113,9 +115,15 @@ def stated_bits(block: Mapping[str, Any]) -> dict[int, int]:
 def check_stated(block: Mapping[str, Any], found: Mapping[int, int]) -> None:
     """Refuse a configuration that contradicts the shards it came with."""
     stated = stated_bits(block)
-    if not stated:
-        return
     base = block.get("bits", BASE_BITS)
+    base = int(base) if isinstance(base, str) and base.isdecimal() else base
+    if not stated:
+        if "bits" in block and base not in found.values():
+            raise Refused(
+                f"{CONFIG} says {base} bits, the shards hold {sorted(set(found.values()))}; it"
+                " belongs to another pack, fetch both again"
+            )
+        return
     wrong = [
         f"layer {layer}: {stated.get(layer, base)} in {CONFIG}, {bits} in the shards"
         for layer, bits in sorted(found.items())
@@ -165,9 +173,11 @@ def exl3_config(
     known = [dict(b) for b in (elsewhere, own or {}) if is_exl3({}, b)]
     block: dict[str, Any] = {key: value for part in known for key, value in part.items()}
     check_stated(block, found)
-    codebook = block.get("codebook", CODEBOOKS[0])
-    if codebook not in CODEBOOKS:
-        raise Refused(f"{CONFIG}: codebook must be one of {', '.join(CODEBOOKS)} (got {codebook})")
+    codebook = block.get("codebook", exl3.CODEBOOKS[0])
+    if codebook not in exl3.CODEBOOKS:
+        raise Refused(
+            f"{CONFIG}: codebook must be one of {', '.join(exl3.CODEBOOKS)} (got {codebook})"
+        )
     base = min(found.values())
     delegate = block.get("non_routed_quantization")
     block |= FIXED
@@ -228,22 +238,6 @@ def visible_files(root: Path) -> list[str]:
     return sorted(found)
 
 
-def tensors_of(root: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every tensor's header entry, shard by shard."""
-    placed, faults = read_index(root)
-    if faults:
-        raise Refused(str(faults[0]))
-    shards = sorted(placed) if placed else [p.name for p in root.glob(f"*{SUFFIX}")]
-    for shard in shards:
-        try:
-            tensors, _ = read_header(root / shard)
-        except BadShard as error:
-            raise Refused(f"{shard}: {error}; fetch it again") from error
-        except OSError as error:
-            raise Refused(f"{shard}: {why_unreadable(root / shard, error)}") from error
-        yield from tensors.items()
-
-
 def file_facts(root: Path, name: str, known: Mapping[str, Any]) -> str:
     """Return a line that tells a file's content apart, without reading a large one.
 
@@ -282,17 +276,21 @@ def plan(root: Path, policy: Policy | None, code: Collection[str] = ()) -> View:
         )
     if broken := [name for name in names if not (root / name).exists()]:
         raise Refused(f"{root}: {broken[0]} is a link to nothing; complete the pack")
-    placed, _ = read_index(root)
-    absent = sorted(set(placed) - set(names)) if placed else []
-    if absent:
-        raise Refused(f"{root}: {', '.join(absent[:3])} is missing, which {INDEX} names")
+    report = pack_verify.check_structure(root)
+    if report.findings:
+        more = len(report.findings) - 1
+        also = f" (and {more} more: dsv4 pack_verify)" if more else ""
+        raise Refused(f"{root}: {report.findings[0]}{also}; fetch it again, or mend the pack")
     config = parse_config(raw)
     elsewhere = {}
     if ELSEWHERE in names:
         elsewhere = parse_config((root / ELSEWHERE).read_bytes())
     own: dict[str, bytes] = {}
     if policy is not None:
-        fixed = exl3_config(config, elsewhere, layer_bits(tensors_of(root)), policy)
+        fixed = exl3_config(config, elsewhere, report.experts.bits, policy)
+        codebook = fixed["quantization_config"]["codebook"]
+        for contradiction in report.experts.contradictions(config, codebook):
+            raise Refused(f"{CONFIG} and shards disagree: {contradiction}")
         if fixed != config:
             own[CONFIG] = encode(fixed)
     elif is_exl3(config, elsewhere):
@@ -306,8 +304,10 @@ def plan(root: Path, policy: Policy | None, code: Collection[str] = ()) -> View:
     return View(pack_root=root, files=linked, facts=facts, own=own)
 
 
-MAKER: Final = (store.sha256_file(Path(__file__)) or "")[:12]
-"""This file's own hash: another version may put another configuration into the view."""
+MAKER: Final = store.sha256_bytes(
+    b"".join(Path(file).read_bytes() for file in (__file__, exl3.__file__))
+)[:12]
+"""A hash of this code: another version may put another configuration into the view."""
 
 # The view on disk
 

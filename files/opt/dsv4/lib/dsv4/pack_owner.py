@@ -3,56 +3,82 @@
 A `chown -R` over a parent directory, or a restore by root, leaves packs that the fetcher cannot
 mend and that some other user may have written to. Runs as root in front of each fetch. Owner and
 mode are put right; a file that was not the fetcher's counts as unverified from then on.
+
+The tree is the fetcher's, who parses what comes from the network: nothing in it may lead root
+elsewhere. Files are opened without following links and changed through that descriptor, a file that
+has a further name outside the packs is taken out instead of given away, and the records are written
+as the fetcher's user.
 """
 
 import argparse
 import json
 import os
-import pwd
 import stat
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from dsv4 import layout, pack_verify
+from dsv4 import accounts, layout, pack_verify
+
+KEPT: Final = {layout.FETCH_WANTED.name}
+"""The deploy's own mark, root's."""
 
 
-def mend(directory: Path, uid: int, gid: int) -> list[str]:
-    """Give everything below a directory to one user, and return the files that were not so.
+def files_of(packs: Path) -> Iterator[tuple[Path, str, int]]:
+    """Yield each file below: its directory, name, and a descriptor of it that the caller may use.
 
-    Every file is opened without following a link and changed through that descriptor: the user it
-    goes to may be renaming things here meanwhile.
+    Directories come as files named `.`; links and what cannot be opened are left out.
     """
-    mended = []
-    for where, folders, names, handle in os.fwalk(directory, follow_symlinks=False):
-        base = Path(where).relative_to(directory)
-        for name in (*folders, *names):
+    for where, _, names, handle in os.fwalk(packs, follow_symlinks=False):
+        yield Path(where), ".", handle
+        for name in names:
+            if name in KEPT:
+                continue
             try:
-                descriptor = os.open(
-                    name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle
-                )
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                descriptor = os.open(name, flags, dir_fd=handle)
             except OSError:
                 continue  # a link, or gone: the fetcher replaces it
             try:
-                if _put_right(descriptor, uid, gid) and name in names:
-                    mended.append(str(base / name))
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    yield Path(where), name, descriptor
             finally:
                 os.close(descriptor)
-        _put_right(handle, uid, gid)
+
+
+def mend(packs: Path, uid: int, gid: int) -> list[Path]:
+    """Give everything below `packs` to one user, and return the files that were not so."""
+    inside = Counter(os.fstat(descriptor).st_ino for _, _, descriptor in files_of(packs))
+    mended = []
+    for where, name, descriptor in files_of(packs):
+        found = os.fstat(descriptor)
+        foreign = (found.st_uid, found.st_gid) != (uid, gid)
+        is_file = name != "."
+        if foreign and is_file and found.st_nlink > inside[found.st_ino]:
+            (where / name).unlink()
+            mended.append(where / name)
+            continue
+        if foreign:
+            os.fchown(descriptor, uid, gid)
+        wrong = found.st_mode & 0o022 or found.st_mode & 0o444 != 0o444
+        if wrong or (not is_file and found.st_mode & 0o111 != 0o111):
+            os.fchmod(descriptor, 0o644 if is_file else 0o755)
+        if is_file and (foreign or wrong):
+            mended.append(where / name)
     return sorted(mended)
 
 
-def _put_right(descriptor: int, uid: int, gid: int) -> bool:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-        return False
-    wrong = (found.st_uid, found.st_gid) != (uid, gid)
-    if wrong:
-        os.fchown(descriptor, uid, gid)
-    mode = 0o755 if stat.S_ISDIR(found.st_mode) else 0o644
-    if stat.S_IMODE(found.st_mode) & 0o022 or stat.S_IMODE(found.st_mode) & 0o444 != 0o444:
-        os.fchmod(descriptor, mode)
-        wrong = True
-    return wrong
+def by_pack(packs: Path, mended: list[Path]) -> dict[Path, list[str]]:
+    """Return the files of each revision's directory, by their names in it."""
+    found: dict[Path, list[str]] = {}
+    for path in mended:
+        parts = path.relative_to(packs).parts
+        if len(parts) > 2:
+            root = packs.joinpath(*parts[:2])
+            found.setdefault(root, []).append(str(path.relative_to(root)))
+    return found
 
 
 def main(argv: list[str]) -> int:
@@ -62,43 +88,26 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--user", default=layout.USER_FETCH)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    try:
-        account = pwd.getpwnam(options.user)
-    except KeyError:
+    ids = accounts.ids_of(options.user)
+    if ids is None:
         sys.stderr.write(f"dsv4 pack_owner: there is no user {options.user}; deploy first\n")
         return 3
-    uid, gid = account.pw_uid, account.pw_gid
-    mended: dict[str, list[str]] = {}
     try:
-        for pack in sorted(options.packs.glob("*/")):
-            _put_right_path(pack, uid, gid)
-            for root in sorted(pack.glob("*/")):
-                if names := mend(root, uid, gid):
-                    mended[str(root)] = names
-                    pack_verify.doubt(root, names)
-            for record in pack.glob("*.json"):
-                _put_right_path(record, uid, gid)
+        mended = by_pack(options.packs, mend(options.packs, *ids)) if options.packs.is_dir() else {}
+        accounts.become(*ids)
+        for root, names in mended.items():
+            pack_verify.doubt(root, names)
     except OSError as error:
         sys.stderr.write(f"dsv4 pack_owner: {error}\n")
         return 3
-    for where, names in mended.items():
+    for root, names in mended.items():
         sys.stderr.write(
-            f"dsv4 pack_owner: {where}: {pack_verify.names(names)} were not {options.user}'s alone;"
+            f"dsv4 pack_owner: {root}: {pack_verify.names(names)} were not {options.user}'s alone;"
             " put right, and to be verified again\n"
         )
     if options.json:
-        print(json.dumps({"ok": True, "mended": mended}))
+        print(json.dumps({"ok": True, "mended": {str(k): v for k, v in mended.items()}}))
     return 0
-
-
-def _put_right_path(path: Path, uid: int, gid: int) -> None:
-    if path.is_symlink():
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        _put_right(descriptor, uid, gid)
-    finally:
-        os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ Structure and sizes cost one small read a file; `--full` reads every byte.
 
 import argparse
 import contextlib
+import errno
 import gc
 import hashlib
+import io
 import json
 import math
 import os
 import pwd
+import re
 import signal
 import stat
 import sys
@@ -23,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from dsv4 import exl3, layout, store
+from dsv4 import accounts, exl3, layout, store
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -44,12 +47,20 @@ BITS: Final = {
 }
 """Bits of one element; a type that is not here is not checked for size."""
 
+NAME: Final = re.compile(r"[^./\0][^/\0]*")
+OF_COUNT: Final = re.compile(r"-of-0*(\d+)\.safetensors$")
+
+UNKNOWN: Final = "it is not a safetensors file"
 LOOKS_LIKE: Final = (
     (b"version https://git-lfs", "it is a git-lfs pointer; the file itself was never fetched"),
+    (b"\xef\xbb\xbf", "it is text; a proxy or an editor put that in its place"),
+    (b"\xff\xfe", "it is text; a proxy or an editor put that in its place"),
     (b"<", "it is a web page; a proxy or sign-in page answered in place of the hub"),
-    (b'{"', "it is a JSON answer of the hub, most likely an error"),
+    (b"{", "it is a JSON answer of the hub, most likely an error"),
     (b"PK\x03\x04", "it is a zip archive"),
     (b"\x1f\x8b", "it is compressed; a proxy packed it"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed; a proxy packed it"),
+    (b"GGUF", "it is a pack in another format (GGUF)"),
 )
 
 MOST_SHOWN: Final = 5
@@ -79,7 +90,9 @@ def looks_like(head: bytes) -> str:
             return cause
     if head and not any(head):
         return "it begins with zeros; the disk filled up or the machine lost power in mid-write"
-    return "it is not a safetensors file"
+    if len(head) > 8 and head[:64].isascii() and head[:64].decode().isprintable():
+        return "it is text, most likely a message in place of the file"
+    return UNKNOWN
 
 
 def parse_header(head: bytes, size: int) -> dict[str, Any]:
@@ -97,8 +110,8 @@ def parse_header(head: bytes, size: int) -> dict[str, Any]:
     if size < 8 + length:
         raise BadShard(f"is cut short inside its header, by at least {8 + length - size} bytes")
     try:
-        header = json.loads(head[8 : 8 + length])
-    except ValueError as error:
+        header = json.loads(head[8 : 8 + length].decode())
+    except (ValueError, RecursionError) as error:
         raise BadShard(f"has a damaged header ({error})") from error
     if not isinstance(header, dict):
         raise BadShard("has a header that is no JSON object")
@@ -142,11 +155,15 @@ def check_layout(tensors: Mapping[str, Any], data_size: int) -> str | None:
             begin, end = entry["data_offsets"]
             key = (entry["dtype"], *entry["shape"])
             if key not in known:
+                if key[0] not in BITS or any(type(n) is not int or n < 0 for n in key[1:]):
+                    return f"gives {name} a type or shape that the format has not ({key})"
                 known[key] = tensor_bytes(key[0], key[1:])
             wanted = known[key]
-            if begin < 0 or begin > end or (wanted is not None and wanted != end - begin):
+            if type(begin) is not int or type(end) is not int:
+                return f"describes {name} in a way that is not the format's"
+            if begin < 0 or wanted != end - begin:
                 return f"gives {name} {end - begin} bytes where its shape needs {wanted}"
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             return f"describes {name} in a way that is not the format's"
         ordered = ordered and begin == reached
         reached = end
@@ -165,9 +182,21 @@ def check_layout(tensors: Mapping[str, Any], data_size: int) -> str | None:
     return None
 
 
+def open_regular(path: Path) -> io.FileIO:
+    """Open a file to read; what is no regular file is refused at once instead of waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.ENXIO, "it is no regular file", str(path))
+    return io.FileIO(descriptor)
+
+
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return a shard's tensors and the size of its data; raises `BadShard` or `OSError`."""
-    with path.open("rb", buffering=0) as handle:
+    with open_regular(path) as handle:
         size = handle.seek(0, 2)
         handle.seek(0)
         head = handle.read(64)
@@ -214,10 +243,15 @@ def parse_index(text: str) -> Placed:
         raise
     except (KeyError, AttributeError, TypeError):
         raise BadIndex("has no weight_map; fetch it again") from None
-    except ValueError as error:
-        raise BadIndex(f"is no index ({error}); fetch it again") from error
+    except (ValueError, RecursionError) as error:
+        cause = looks_like(text[:64].encode())
+        if cause == UNKNOWN:
+            cause = f"it is no JSON ({error})"
+        raise BadIndex(f"is no index: {cause}; fetch it again") from error
     if not placed:
         raise BadIndex("has no weight_map; fetch it again")
+    if odd := [shard for shard in placed if not NAME.fullmatch(shard)]:
+        raise BadIndex(f"names {odd[0]!r}, which is no name of a file in the pack")
     return placed
 
 
@@ -237,15 +271,17 @@ def _by_shard(
 
 
 PIECE: Final = 256 << 10
+WEIGHT_MAP: Final = '"weight_map"'
 
 
 def _in_pieces(text: str) -> dict[str, set[str]] | None:
     """Return an index read piece by piece; None when it has to be read as a whole."""
-    begin = text.find("{", text.find('"weight_map"') + 1) + 1
+    begin = text.find("{", text.find(WEIGHT_MAP) + 1) + 1
     end = text.find("}", begin)
-    if begin <= 0 or end < 0 or "\\" in text:
+    if begin <= 0 or end < 0 or "\\" in text or text.count(WEIGHT_MAP) != 1:
         return None
     placed: dict[str, set[str]] = {}
+    listed = 0
     try:
         # What is around the flat part is an index whose flat part is empty
         if json.loads(f"{text[:begin]}{text[end:]}")["weight_map"] != {}:
@@ -257,18 +293,21 @@ def _in_pieces(text: str) -> dict[str, set[str]] | None:
             if 4 * len(piece) != text.count('"', begin, cut):
                 return None
             _by_shard(piece.items(), placed)
+            listed += len(piece)
             begin = cut + 1
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return placed
+    # A name that is in two pieces is not told apart above
+    return placed if listed == sum(map(len, placed.values())) else None
 
 
 def read_index(root: Path) -> tuple[Placed | None, list[Finding]]:
     """Return which tensors are in which shard; None when the pack has no index."""
     try:
-        return parse_index((root / INDEX).read_text(encoding="utf-8")), []
+        with open_regular(root / INDEX) as handle:
+            return parse_index(handle.readall().decode()), []
     except UnicodeDecodeError as error:
-        return None, [Finding(INDEX, f"is no index ({error}); fetch it again")]
+        return None, [Finding(INDEX, f"is no index: it is no text ({error}); fetch it again")]
     except FileNotFoundError:
         return None, []
     except OSError as error:
@@ -313,8 +352,8 @@ class Report:
     hashed: int = 0
     resumed: int = 0
     """Files that a check before this one, which was stopped, had found right."""
-    layer_bits: Mapping[int, int] = field(default_factory=dict)
-    """Of an EXL3 pack: bits of each layer's routed experts."""
+    experts: exl3.Experts = field(default_factory=exl3.Experts)
+    """Of an EXL3 pack."""
 
     def add(self, file: str, fault: str) -> None:
         """Note one fault."""
@@ -335,13 +374,13 @@ def check_structure(root: Path) -> Report:
     present = {path.name for path in root.glob(f"*{SUFFIX}")}
     if not placed and not faults:
         wanted = present or {SINGLE}
-        if len(present) > 1:
-            report.add(INDEX, f"is missing, and {len(present)} shards need one")
+        count = max((int(m[1]) for name in present if (m := OF_COUNT.search(name))), default=1)
+        if max(len(present), count) > 1:
+            report.add(INDEX, f"is missing, and {max(len(present), count)} shards need one")
     if placed:
         for name in sorted(present - wanted):
             report.add(name, "is in no index; a leftover of another revision, remove it")
     differ: dict[str, Set[str]] = {}
-    bits: dict[int, int] = {}
     for name in sorted(wanted):
         try:
             tensors, data_size = read_header(root / name)
@@ -350,7 +389,7 @@ def check_structure(root: Path) -> Report:
             if fault := check_layout(tensors, data_size):
                 report.add(name, fault)
             else:
-                exl3.layer_bits(tensors.items(), bits)
+                report.experts.add(tensors.items())
         except (BadShard, exl3.Mixed) as error:
             report.add(name, str(error))
         except OSError as error:
@@ -361,7 +400,6 @@ def check_structure(root: Path) -> Report:
                 differ[name] = set(tensors)
     if placed:
         report.findings += compare_index(placed, differ)
-    report.layer_bits = bits
     return report
 
 
@@ -406,8 +444,13 @@ def touched(root: Path, files: Mapping[str, Mapping[str, Any]], owner: int | Non
             found.append(Finding(name, f"belongs to {account(now.st_uid)} now"))
         elif now.st_mode & 0o022 or now.st_mode & 0o444 != 0o444:
             found.append(Finding(name, f"has the mode {stat.S_IMODE(now.st_mode):o}"))
-    if owner is not None and root.is_dir() and root.stat().st_uid != owner:
-        found.append(Finding(".", f"belongs to {account(root.stat().st_uid)} now"))
+    directories = {root.parent, root, *((root / name).parent for name in files)}
+    for path in sorted(one for one in directories if one.is_dir()):
+        now, name = path.stat(), os.path.relpath(path, root)
+        if owner is not None and now.st_uid != owner:
+            found.append(Finding(name, f"belongs to {account(now.st_uid)} now"))
+        elif owner is not None and (now.st_mode & 0o022 or now.st_mode & 0o555 != 0o555):
+            found.append(Finding(name, f"has the mode {stat.S_IMODE(now.st_mode):o}"))
     return found
 
 
@@ -486,7 +529,7 @@ def check_hashes(
         if pair is None:
             return Finding(name, "has no hash on record; fetch the pack again to get one")
         if pair[0] != pair[1]:
-            return Finding(name, f"holds other bytes than the hub's ({pair[1]}, not {pair[0]})")
+            return Finding(name, f"holds other bytes than the hub's ({why_other(root / name)})")
         progress.is_right(name, before)
         return None
 
@@ -501,10 +544,21 @@ def check_hashes(
     progress.over()
 
 
+def why_other(path: Path) -> str:
+    """Return what the bytes of a file with the right size and the wrong hash tell."""
+    zeros = 0
+    with path.open("rb") as handle:
+        while block := handle.read(1 << 16):
+            zeros += len(block) if not any(block) else 0
+    if zeros:
+        return f"{zeros} of them are runs of zeros: the machine lost power, or a write was cut off"
+    return "changed on this machine, or another revision's"
+
+
 def doubt(root: Path, names_of_files: Iterable[str]) -> None:
     """Have files of a downloaded pack verified again by the next fetch, and fetched if bad.
 
-    For root and the fetcher's user; the record stays the fetcher's.
+    For the fetcher's user: the record and its directory are the fetcher's.
     """
     record = state_path(root)
     known = store.read_json_or(record, {})
@@ -514,10 +568,7 @@ def doubt(root: Path, names_of_files: Iterable[str]) -> None:
         return
     for name in bad:
         files[name]["verified"] = None
-    owner = root.stat()
     store.write_json(record, known)
-    if os.geteuid() == 0:
-        os.chown(record, owner.st_uid, owner.st_gid)
 
 
 def program_code(names_of_files: Iterable[str], known: Collection[str] = ()) -> list[str]:
@@ -586,6 +637,8 @@ def main(argv: list[str]) -> int:
         if options.full:
             signal.signal(signal.SIGINT, stopped)
             signal.signal(signal.SIGTERM, stopped)
+            owner = root.parent.stat()
+            accounts.become(owner.st_uid, owner.st_gid)
         report = check(root, state, full=options.full, workers=max(1, options.workers))
         if options.full and report.findings and os.access(root.parent, os.W_OK):
             doubt(root, report.bad_files)
@@ -610,7 +663,7 @@ def main(argv: list[str]) -> int:
             "bytes": report.bytes,
             "hashed": report.hashed,
             "resumed": report.resumed,
-            "layer_bits": report.layer_bits,
+            "layer_bits": report.experts.bits,
         }
         print(json.dumps(found))
     return 1 if report.findings else 0

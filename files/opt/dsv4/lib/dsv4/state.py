@@ -98,7 +98,8 @@ def bytes_under(directory: Path) -> int:
 
 def packs(root: Path = layout.PACKS, user: str = layout.USER_FETCH) -> dict[str, dict[str, Any]]:
     """Return each downloaded pack's revisions: complete and untouched or not, last error."""
-    owner = accounts.uid_of(user)
+    ids = accounts.ids_of(user)
+    owner = ids[0] if ids else None
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(root.glob("*/*.json")):
         value = store.read_json_or(path, {"complete": False, "error": "its state file is broken"})
