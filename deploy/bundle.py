@@ -3,6 +3,7 @@
 import base64
 import gzip
 import io
+import shlex
 import tarfile
 from functools import cache
 
@@ -30,6 +31,24 @@ def archive() -> str:
             _add(tar, f"{name}/{path.relative_to(layout.LOCAL_LIB)}", path.read_bytes(), 0o644)
         _add(tar, "bin/dsv4", (layout.FILES / "opt/dsv4/bin/dsv4").read_bytes(), 0o755)
     return base64.encodebytes(buffer.getvalue()).decode()
+
+
+def run_command(*words: str) -> str:
+    """Return the shell lines that run a tool from the archive on stdin, and leave nothing there.
+
+    For what must work whatever tools the target has, none or damaged ones included.
+    """
+    return "\n".join(
+        [
+            "set -eu",
+            "umask 077",
+            "tools=$(mktemp -d)",
+            "trap 'rm -rf \"$tools\"' EXIT",
+            'base64 -d | tar -xzf - -C "$tools" --no-same-owner',
+            f'mv "$tools/dsv4-{library_hash()}" "$tools/dsv4"',
+            f'PYTHONPATH="$tools" PYTHONDONTWRITEBYTECODE=1 python3 -m dsv4 {shlex.join(words)}',
+        ]
+    )
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:

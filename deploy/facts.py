@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -65,6 +65,31 @@ class MachineState(FactBase[State]):
         return State({})
 
 
+class Removal(FactBase[dict[str, Any]]):
+    """What `deploy/remove.py` would take away now (`dsv4 remove --json`).
+
+    + packs: whether the downloaded packs go, too
+    """
+
+    def command(self, packs: bool) -> str:
+        """Return the one command; the tools come on stdin."""
+        return bundle.run_command("remove", "--json", *(["--packs"] if packs else []))
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        """Return the last line's object."""
+        lines = [line for line in output if line.startswith("{")]
+        try:
+            found: dict[str, Any] = json.loads(lines[-1])
+        except (IndexError, ValueError) as error:
+            raise FactProcessError(f"what is to be removed cannot be told: {error}") from error
+        return found
+
+    @staticmethod
+    def default() -> dict[str, Any]:
+        """Return that nothing is known to be there."""
+        return {}
+
+
 @dataclass
 class Run:
     """What one deploy run knows of one host."""
@@ -105,6 +130,12 @@ def current() -> State:
         known.state = context.host.get_fact(MachineState, **arguments(settings.current()))
         known.read_at = time.monotonic()
     return known.state
+
+
+def removal(*, packs: bool) -> dict[str, Any]:
+    """Return what a removal would do on the current host."""
+    found: dict[str, Any] = context.host.get_fact(Removal, packs=packs, _stdin=bundle.archive())
+    return found
 
 
 def unlock(host: "Host") -> None:

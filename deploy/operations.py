@@ -457,3 +457,25 @@ def receipt(body: Callable[[], dict[str, Any]]) -> Commands:
     if facts.run().changed or facts.current().receipt.get("deployed") != due["deployed"]:
         yield tool("receipt", "deploy", stdin=json.dumps(due))
         yield results.Collect()
+
+
+@proving
+def told(tool_name: str) -> Commands:
+    """Have one of the target's tools tell what it found; nothing is changed.
+
+    + tool_name: `status` or `doctor`
+    """
+    yield results.Told(tool_name)
+
+
+@converging
+def removed(*, packs: bool) -> Commands:
+    """Have nothing of this project on the target, but for what is kept.
+
+    + packs: whether the downloaded packs go, too
+    """
+    found = facts.removal(packs=packs)
+    if found.get("pending"):
+        if not context.state.is_executing:
+            results.show(context.ctx_host.get(), found)
+        yield results.Remove(packs=packs)

@@ -2,14 +2,14 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyinfra import logger
 from pyinfra.api.command import PyinfraCommand
 
-from deploy import follow, layout, pins, plot
+from deploy import bundle, follow, layout, pins, plot
 from dsv4 import bench_report, receipt, store
 
 if TYPE_CHECKING:
@@ -149,3 +149,66 @@ class Verify(PyinfraCommand):
             return False
         collect(host, connector_arguments)
         return found.get("ok") is True
+
+
+class Told(PyinfraCommand):
+    """Run a tool on the target that tells what it found, and show its words."""
+
+    def __init__(self, tool: str) -> None:
+        """Run this tool."""
+        super().__init__()
+        self.tool = tool
+
+    def __repr__(self) -> str:
+        """Return what is shown in debug output."""
+        return f"Told({self.tool})"
+
+    def execute(
+        self, state: "Pyinfra", host: "Host", connector_arguments: "ConnectorArguments"
+    ) -> bool:
+        """Return whether all is as it shall be."""
+        _, lines = follow.ask(host, f"{layout.DSV4} {self.tool} --json", connector_arguments)
+        found = parsed(lines)
+        if not found:
+            logger.error(f"{host.print_prefix}{self.tool}: {' '.join(lines) or 'no answer'}")
+            return False
+        show(host, found)
+        return found.get("ok") is True
+
+
+class Remove(PyinfraCommand):
+    """Run `dsv4 remove` from the tools shipped here, whatever the target has of them."""
+
+    def __init__(self, *, packs: bool) -> None:
+        """Take packs along, or not."""
+        super().__init__()
+        self.packs = packs
+
+    def __repr__(self) -> str:
+        """Return what is shown in debug output."""
+        return f"Remove(packs={self.packs})"
+
+    def execute(
+        self, state: "Pyinfra", host: "Host", connector_arguments: "ConnectorArguments"
+    ) -> bool:
+        """Return whether all went that was to go."""
+        words = ["remove", "--yes", "--json", *(["--packs"] if self.packs else [])]
+        connector_arguments = {**connector_arguments, "_stdin": bundle.archive()}
+        _, lines = follow.ask(host, bundle.run_command(*words), connector_arguments)
+        found = parsed(lines)
+        if not found:
+            logger.error(f"{host.print_prefix}remove: {' '.join(lines) or 'no answer'}")
+            return False
+        show(host, found)
+        return found.get("ok") is True
+
+
+def show(host: "Host", found: Mapping[str, Any]) -> None:
+    """Show what a tool found, a line each; what is wrong as an error."""
+    for finding in found.get("findings") or []:
+        bad = finding.get("state") in {"fault", "unknown"}
+        (logger.error if bad else logger.info)(f"{host.print_prefix}{finding.get('line')}")
+    for line in found.get("lines") or []:
+        logger.info(f"{host.print_prefix}{line}")
+    for name, fault in (found.get("faults") or {}).items():
+        logger.error(f"{host.print_prefix}{name}: {fault}")

@@ -360,6 +360,9 @@ class Commands(Concern):
     rollback_to: v.RuntimeId | None = Field(
         None, description="For deploy/rollback.py: the runtime to go back to."
     )
+    remove_packs: v.Switch = Field(
+        False, description="For deploy/remove.py: take the downloaded packs along."
+    )
 
 
 CONCERNS: Final = (

@@ -16,6 +16,7 @@ import pwd
 import shutil
 import stat
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -176,6 +177,12 @@ def link_to(path: Path, target: str) -> None:
     store.sync_directory(path.parent)
 
 
+def parents(entries: Iterable[Entry]) -> set[Path]:
+    """Return the directories that will be made on the way to these paths."""
+    wanted = (entry for entry in entries if entry.kind != "absent")
+    return {path for entry in wanted for path in entry.path.parents if not path.exists()}
+
+
 def note(section: str, names: dict[str, Any], record: Path | None = None) -> None:
     """Add to the record of what was put on this machine; a None value takes a name out."""
     record = record or layout.RECORD_JSON
@@ -199,9 +206,11 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"dsv4 tree: the plan on stdin is not usable: {error}\n")
         return 2
     layout.ETC.mkdir(exist_ok=True, mode=0o750)
+    made = {str(path): {"step": step, "kind": "dir", "made": True} for path in parents(entries)}
     note(
         "paths",
-        {
+        made
+        | {
             str(entry.path): None if entry.kind == "absent" else {"step": step, "kind": entry.kind}
             for entry in entries
         },
