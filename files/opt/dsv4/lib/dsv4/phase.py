@@ -35,6 +35,15 @@ def write(name: str, detail: dict[str, Any] | None = None, path: Path = layout.P
         return
 
 
+def failure(reason: str, retries: int | None = None) -> dict[str, Any]:
+    """Return the detail of a failed start.
+
+    + retries: how many automatic starts may follow those that end for this reason; None for the
+      usual number
+    """
+    return {"reason": reason} if retries is None else {"reason": reason, "retries": retries}
+
+
 def read_of(invocation: str, path: Path = layout.PHASE_JSON) -> dict[str, Any]:
     """Return the detail that this start has left, empty for another start's."""
     value = store.read_json_or(path, {})

@@ -25,11 +25,13 @@ from dsv4 import (
     cgroup,
     disk,
     engine_api,
+    faults,
     fingerprint,
     guard,
     launch,
     layout,
     loads,
+    memory,
     phase,
     processes,
     systemd,
@@ -48,60 +50,78 @@ NUDGES: Final = 10
 SHOWN_RATE: Final = 0.005
 GIB: Final = 1 << 30
 JOURNAL_LINES: Final = 400
+SHOWN: Final = 240
 
 
 class NotReady(Exception):
-    """The engine will not serve; the text says why."""
+    """The engine will not serve; the text says why.
+
+    + retries: how many automatic starts may follow one that ended like this; None for as many as
+      after any other failure
+    """
+
+    def __init__(self, text: str, retries: int | None = None) -> None:
+        super().__init__(text)
+        self.retries = retries
 
 
 # What the engine's own log means
 
-KNOWN: Final = (
-    (
-        r"Free memory on device.*is less than desired GPU memory utilization.*",
-        "refused memory",
-        "the engine found less free memory than its share; see the memory gate's line above",
-    ),
-    (
-        r"Error in memory profiling.*",
-        "memory moved while it profiled",
-        "something released or took memory during the start; a second try usually passes",
-    ),
-    (
-        r"(?:No available memory for the cache blocks|.*larger than the maximum number of tokens"
-        r" that can be stored in KV cache|.*KV cache is needed, which is larger than).*",
-        "no room for the KV cache",
-        "lower the context length, or raise the utilisation as far as the settings allow",
-    ),
-    (
-        r"(?:torch\.)?(?:cuda\.)?OutOfMemoryError.*|.*CUDA out of memory.*",
-        "out of memory",
-        "lower the utilisation",
-    ),
-    (
-        r".*Value 'sm_\w+' is not defined for option 'gpu-name'.*",
-        "ptxas is too old",
-        "TRITON_PTXAS_PATH must name the toolkit's ptxas",
-    ),
-    (r".*[Aa]ddress already in use.*", "the port is taken", "see who listens there"),
-    (
-        r".*CUDA error: initialization error.*|.*Failed to initialize NVML.*"
-        r"|.*Found no NVIDIA driver.*",
-        "the GPU cannot be reached",
-        "check `nvidia-smi`; after a driver upgrade reboot",
-    ),
-)
+RETRIES: Final = {
+    "memory moved while it profiled": 1,
+    "driver's memory query failed": 1,
+    "refused memory": 1,
+    "no room for the KV cache": 0,
+}
+"""By the names in `faults`: what passes is tried once more, what stays the same is not, and neither
+is tried again and again, each time after a load of minutes."""
+
 ERROR_LINE: Final = re.compile(r"\b(\w+(?:Error|Exception)\b.*)")
 SAYS_NOTHING: Final = "See root cause above"
+REFUSAL: Final = re.compile(
+    r"\((?P<have>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired GPU memory"
+    r" utilization \((?P<share>[\d.]+), (?P<want>[\d.]+) GiB\)"
+)
 
 
-def classify(log: str) -> str:
-    """Return what an engine's log says about its end, empty when it says nothing we know."""
-    for pattern, name, hint in KNOWN:
-        if found := re.search(f"^.*?({pattern})$", log, re.MULTILINE):
-            return f"{name}: {found.group(1).strip()[:240]}; {hint}"
+@dataclass(frozen=True)
+class Cause:
+    """What a log says about an engine's end; `name` is the fault's, empty for one unknown."""
+
+    text: str
+    name: str = ""
+
+    @property
+    def retries(self) -> int | None:
+        """Return how many automatic starts may follow; None for the usual number."""
+        return RETRIES.get(self.name)
+
+
+def classify(log: str) -> Cause | None:
+    """Return what an engine's log says about its end, None when it says nothing.
+
+    The first line that explains it; what comes after is mostly its echo.
+    """
+    for line in log.splitlines():
+        fault = faults.judge(line)
+        found = fault and fault.kind == "cause" and fault.pattern.search(line)
+        if fault and found:
+            said = line[found.start() :].strip()[:SHOWN]
+            return Cause(f"{fault.name}: {said}; {share_hint(line) or fault.remedy}", fault.name)
     errors = [line for line in ERROR_LINE.findall(log) if SAYS_NOTHING not in line]
-    return str(errors[-1]).strip()[:240] if errors else ""
+    return Cause(str(errors[-1]).strip()[:SHOWN]) if errors else None
+
+
+def share_hint(line: str) -> str:
+    """Return what to set after the engine's own check of free memory has refused, in figures."""
+    found = REFUSAL.search(line)
+    if found is None:
+        return ""
+    have, total, want = (float(found[name]) for name in ("have", "total", "want"))
+    return (
+        f"wanted {want:.1f} GiB, have {have:.1f}: free {max(0.0, want - have):.1f} GiB more, or set"
+        f" serve_gpu_memory_utilization to {memory.startable_utilisation(total, have, 0.0):.2f}"
+    )
 
 
 def journal(invocation: str) -> str:
@@ -321,7 +341,8 @@ class Asking:
                 if expected and expected not in names:
                     raise NotReady(
                         f"wrong model: it serves {', '.join(names) or 'none'}, not {expected};"
-                        " another service may be listening on our port"
+                        " another service may be listening on our port",
+                        retries=0,
                     )
                 self.known_model = True
                 expected = expected or (names[0] if names else "")
@@ -339,7 +360,7 @@ class Asking:
     def judge(self, error: engine_api.ApiError) -> None:
         """Decide whether an error is final."""
         if error.kind == engine_api.AUTH:
-            raise NotReady(f"{error}; deploy again, then restart the service")
+            raise NotReady(f"{error}; deploy again, then restart the service", retries=0)
         if error.kind == engine_api.DOWN or (error.kind != engine_api.HTTP and self.starting()):
             return
         self.count(str(error))
@@ -448,10 +469,10 @@ def main(argv: list[str]) -> int:
     except guard.BrokenGuard as error:
         text, status = str(error), 3
     except NotReady as error:
-        text, status = str(error), 1
+        text, status, retries = str(error), 1, error.retries
         if text.startswith("crash") and (cause := classify(journal_of_this_start())):
-            text = f"{text}: {cause}"
-        phase.write("failed", {"reason": text})
+            text, retries = f"{text}: {cause.text}", cause.retries
+        phase.write("failed", phase.failure(text, retries))
         notify(f"STATUS=failed: {text}")
         result["reason"] = text
     sys.stderr.write(f"dsv4 ready: {text}\n")
