@@ -7,7 +7,7 @@ when a setting it `needs` is wrong by itself, so that one mistake gives one line
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -411,6 +411,50 @@ def remote_bind_needs_subnet(chosen: "Settings") -> str | None:
         f"{chosen.serve_host} can be reached from every network; name those that may in"
         " serve_allowed_subnets"
     )
+
+
+def _needs_remote_bind(key: str) -> Check:
+    """Return the check that a setting for servers others can reach is not set for one they cannot.
+
+    It would look like access that was given, or like a limit that holds.
+    """
+
+    def check(chosen: "Settings") -> str | None:
+        if not chosen.loopback or not getattr(chosen, key):
+            return None
+        return (
+            f"has no effect while only the machine itself can reach {chosen.serve_host}; set"
+            " serve_host as well, or leave it out"
+        )
+
+    return check
+
+
+for _key in ("serve_plain_http", "serve_allowed_subnets"):
+    rule(_key, "serve_host")(_needs_remote_bind(_key))
+
+
+@rule("serve_allowed_subnets", "serve_host")
+def subnets_limit_something(chosen: "Settings") -> str | None:
+    """Everybody is no subnet, and an address is reached by its own kind only."""
+    nets = [ip_network(net) for net in chosen.serve_allowed_subnets]
+    if everybody := [str(net) for net in nets if net.prefixlen == 0]:
+        return f"{everybody[0]} is everybody; name the networks that may reach the server"
+    version = ip_address(chosen.serve_host).version
+    if nets and version == 4 and all(net.version != version for net in nets):
+        return (
+            f"has no IPv4 network, and {chosen.serve_host} is reached by nothing else; add one, or"
+            " set serve_host to an IPv6 address"
+        )
+    return None
+
+
+@rule("serve_plain_http", "serve_tls_cert")
+def tls_or_not(chosen: "Settings") -> str | None:
+    """Who reads that plain HTTP is accepted must not wonder whether the key goes in clear text."""
+    if chosen.serve_plain_http and chosen.serve_tls_cert:
+        return "has no effect with serve_tls_cert; leave out one of them"
+    return None
 
 
 @rule("serve_tls_key", "serve_tls_cert")

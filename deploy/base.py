@@ -38,6 +38,6 @@ def apply() -> None:
     """Lay the ground."""
     chosen = settings.current()
     operations.library(name="Install our tools")
-    operations.packages(name="Install Debian packages", names=chosen.route_data.packages)
+    operations.packages(name="Install Debian packages", names=chosen.packages)
     operations.accounts(name="Create the system accounts", wanted=ACCOUNTS)
     operations.tree(name="Lay out directories", step="base", entries=DIRECTORIES)

@@ -119,7 +119,7 @@ def arguments(chosen: settings.Settings) -> dict[str, str]:
     describe = (
         f"--port {chosen.serve_port} --cuda-home {shlex.quote(str(chosen.cuda_home))} {mounts}"
     )
-    packages = " ".join(f"--package {shlex.quote(name)}" for name in chosen.route_data.packages)
+    packages = " ".join(f"--package {shlex.quote(name)}" for name in chosen.packages)
     return {"library": bundle.library_hash(), "describe": describe, "packages": packages}
 
 

@@ -383,7 +383,7 @@ def api_key(*, wanted: bool, rotate: bool) -> Commands:
     + rotate: replace the one that is there; a command, for one run
     """
     if wanted and (rotate or not facts.current().raw.get("api_key")):
-        yield tool("key", "--rotate" if rotate else "--create")
+        yield tool("key", "rotate" if rotate else "create")
 
 
 @converging

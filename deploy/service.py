@@ -9,7 +9,13 @@ from deploy._render import template
 from deploy._state import State
 from deploy._tree import Entry, File
 
-UNITS = (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED, layout.UNIT_READAHEAD)
+UNITS = (
+    layout.UNIT,
+    layout.UNIT_WATCHDOG,
+    layout.UNIT_UNGUARDED,
+    layout.UNIT_READAHEAD,
+    layout.UNIT_LIVENESS,
+)
 
 
 def engine_unit(chosen: settings.Settings, state: State) -> units.EngineUnit:
@@ -21,19 +27,33 @@ def engine_unit(chosen: settings.Settings, state: State) -> units.EngineUnit:
     return units.EngineUnit(
         model=chosen.served_name,
         groups=tuple(state.raw.get("groups", [])),
-        api_key=str(layout.API_KEY) if chosen.serve_api_key else None,
+        credentials=credentials(chosen),
+        liveness=chosen.service_liveness,
         start_timeout_s=units.start_timeout(
             chosen.memory_gate_wait_s, chosen.service_start_timeout_s
         ),
+        stop_timeout_s=chosen.service_drain_s + units.STOP_SPARE_S,
+        modules=units.CUDA_MODULES if chosen.route_data.needs_cuda else (),
         device_allow=units.CUDA_DEVICES if chosen.route_data.needs_cuda else (),
         ip_allow=(
             ()
             if chosen.serve_media_domains
             else ("localhost", *own, *(str(net) for net in chosen.serve_allowed_subnets))
         ),
+        own_address=own,
         protect_home="read-only" if at_home else "yes",
         mounts=(str(layout.ROOT), str(layout.VAR), *own_pack),
     )
+
+
+def credentials(chosen: settings.Settings) -> tuple[tuple[str, str], ...]:
+    """Return what systemd hands the engine: root's files, which its user cannot read."""
+    given = (
+        ("api_key", layout.API_KEY if chosen.serve_api_key else None),
+        ("tls_cert", chosen.serve_tls_cert),
+        ("tls_key", chosen.serve_tls_key),
+    )
+    return tuple((name, str(path)) for name, path in given if path is not None)
 
 
 def entries(chosen: settings.Settings, state: State) -> list[Entry]:
@@ -58,7 +78,7 @@ def entries(chosen: settings.Settings, state: State) -> list[Entry]:
         *(
             File(
                 path=layout.SYSTEMD / name,
-                content=template(layout.SYSTEMD / name, unit=unit),
+                content=template(layout.SYSTEMD / name, unit=unit, layout=layout),
             )
             for name in UNITS
         ),

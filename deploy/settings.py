@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 from weakref import WeakKeyDictionary
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deploy import _rules, layout, packs, presets, routes
 from deploy import _values as v
 from dsv4 import memory
+from dsv4 import routes as server_routes
 
 WHERE: Final = "set it in inventories/group_data/"
 WHERE_TYPED: Final = "it came from --data, give it anew there"
@@ -56,6 +57,13 @@ PackName = Annotated[
     v.Text,
     AfterValidator(v.one_of(packs.PACKS)),
     v.Must(f"one of {', '.join(packs.PACKS)}"),
+]
+
+
+ServedRoutes = Annotated[
+    tuple[Annotated[v.Text, AfterValidator(v.one_of(server_routes.EXTRA))], ...],
+    BeforeValidator(v.as_tuple),
+    v.Must(f"a list of {', '.join(server_routes.EXTRA)}"),
 ]
 
 
@@ -169,6 +177,9 @@ class Serve(Concern):
         8899, ge=1024, le=65535, description="The port the server listens on."
     )
     serve_name: v.Name | None = Field(None, description="The model's name in requests.")
+    serve_routes: ServedRoutes = Field(
+        (), description="Routes that are served beside those of the model's interfaces."
+    )
     serve_api_key: v.Switch = Field(
         False, description="Whether requests need the key in /etc/dsv4/credentials/api_key."
     )
@@ -315,6 +326,18 @@ class Service(Concern):
         le=64,
         description="The most page cache that reading ahead takes, the file being loaded included,"
         " GiB.",
+    )
+    service_drain_s: v.Whole = Field(
+        20, ge=0, le=600, description="How long a stop waits for requests that run, s."
+    )
+    service_liveness: v.Switch = Field(
+        False, description="Ask for a token now and then, and restart an engine that gives none."
+    )
+    service_liveness_interval_s: v.Whole = Field(
+        60, ge=5, le=3600, description="Time between two looks at a serving engine, s."
+    )
+    service_liveness_stall_s: v.Whole = Field(
+        600, ge=30, le=14400, description="Time without a token after which it is restarted, s."
     )
 
 
@@ -537,6 +560,11 @@ class Settings(
         return ip_address(self.serve_host).is_unspecified
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        """Debian packages: the route's, and nftables where others may reach the server."""
+        return (*self.route_data.packages, *(() if self.loopback else ("nftables",)))
+
+    @property
     def url(self) -> str:
         """Where the machine itself reaches the server."""
         address = ip_address(self.serve_host)
@@ -564,6 +592,13 @@ class Settings(
             "override-generation-config": as_json({"max_new_tokens": self.serve_max_output_tokens}),
             # An empty list would allow all; the reserved name below cannot exist
             "allowed-media-domains": list(self.serve_media_domains) or ["none.invalid"],
+            # What is served, to whom, and what no browser and no log may see: see dsv4.routes
+            "middleware": server_routes.MIDDLEWARE,
+            "allowed-origins": as_json([]),
+            "disable-fastapi-docs": True,
+            "disable-uvicorn-access-log": True,
+            "enable-log-requests": False,
+            "trust-remote-code": False,
         }
         if serving.dtype != "auto":
             flags["dtype"] = serving.dtype
@@ -596,8 +631,8 @@ class Settings(
             flags["reasoning-parser"] = pack.reasoning_parser
         if self.serve_tls_cert and self.serve_tls_key:
             flags |= {
-                "ssl-certfile": str(self.serve_tls_cert),
-                "ssl-keyfile": str(self.serve_tls_key),
+                "ssl-certfile": str(layout.TLS_CERT),
+                "ssl-keyfile": str(layout.TLS_KEY),
             }
         return flags
 
@@ -620,6 +655,7 @@ class Settings(
             "served_name": self.served_name,
             "view": str(layout.VIEW_CURRENT),
             "pack_root": str(self.pack_root),
+            "allowed_networks": list(self.serve_allowed_subnets),
             "memory": {
                 "device": self.route_data.accelerator,
                 "utilisation": self.serving.gpu_memory_utilization,
@@ -647,6 +683,12 @@ class Settings(
             "readahead": {
                 "enabled": self.service_readahead,
                 "window_gib": self.service_readahead_gib,
+            },
+            "stop": {"drain_s": self.service_drain_s},
+            "liveness": {
+                "enabled": self.service_liveness,
+                "interval_s": self.service_liveness_interval_s,
+                "stall_s": self.service_liveness_stall_s,
             },
             "probe": {
                 "questions": [
@@ -691,7 +733,12 @@ class Settings(
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1800",
             # A redirect would lead past the list of allowed domains
             "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+            # Its processes talk to each other over TCP without a key: on this machine only
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
         }
+        if self.serve_routes:
+            found[server_routes.VARIABLE] = ",".join(self.serve_routes)
         if not self.route_data.needs_cuda:
             return found
         ptxas = str(self.cuda_home / "bin/ptxas")

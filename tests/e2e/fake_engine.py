@@ -15,6 +15,9 @@ misbehaves is in the environment:
     FAKE_IGNORE_TERM   1: SIGTERM is ignored
     FAKE_HOG_MIB       memory the worker takes and touches
     FAKE_HOG_AFTER_S   when it does, seconds from its start (0)
+    FAKE_REQUEST_S     seconds an answer takes (0)
+    FAKE_HANG_AFTER_S  seconds of serving after which completions never answer
+    FAKE_BUSY          1: the counters say that it works on a request and moves on, for ever
 """
 
 import ctypes
@@ -81,6 +84,15 @@ def completion(fault: str, chat: bool) -> dict[str, Any]:
 class Handler(BaseHTTPRequestHandler):
     fault = "none"
     model = "fake"
+    since = 0.0
+    running = 0
+    steps = 0
+
+    def metrics(self) -> str:
+        busy = setting("BUSY") == "1"
+        steps = int(time.monotonic() * 10) if busy else Handler.steps
+        rows = {"num_requests_running": Handler.running + busy, "generation_tokens_total": steps}
+        return "".join(f'vllm:{name}{{engine="0"}} {value}.0\n' for name, value in rows.items())
 
     def reply(self, status: int, value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()
@@ -99,6 +111,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/health":
             self.reply(200, {})
+        elif self.path == "/metrics":
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + self.metrics().encode())
         elif self.allowed():
             name = "another" if self.fault == "wrong_model" else self.model
             self.reply(200, {"object": "list", "data": [{"id": name}]})
@@ -107,8 +121,18 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length", "0")))
         if not self.allowed():
             return
-        if self.fault == "hang":
+        Handler.running += 1
+        try:
+            self.complete()
+        finally:
+            Handler.running -= 1
+            Handler.steps += 1
+
+    def complete(self) -> None:
+        hang_after = float(setting("HANG_AFTER_S", "inf"))
+        if self.fault == "hang" or time.monotonic() - Handler.since > hang_after:
             time.sleep(3600)
+        time.sleep(float(setting("REQUEST_S", "0")))
         if self.fault == "error":
             self.reply(500, {"error": {"message": "EngineCore encountered an issue"}})
             return
@@ -140,6 +164,7 @@ def main(argv: list[str]) -> int:
     if fault in {"never", "core_dies"}:
         time.sleep(3600)
     Handler.fault, Handler.model = fault, config["served-model-name"]
+    Handler.since = time.monotonic()
     server = ThreadingHTTPServer((config.get("host", "127.0.0.1"), int(config["port"])), Handler)
     if after := setting("EXIT_AFTER_S"):
         status = int(setting("STATUS", "0"))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from tests.e2e.service_rig import MEMINFO, UNIT, WATCHDOG, Rig, meminfo
 
+LIVENESS = "dsv4-liveness.service"
 SPARK_FLOORS = {"hard_floor_gib": 3.5, "soft_floor_gib": 5.0}
 """Those of a Spark, which the memory played here is of; the lab's own are a small computer's."""
 
@@ -264,6 +265,112 @@ def shard_missing(rig: Rig) -> None:
         rig.stop()
 
 
+def many_starts_by_hand(rig: Rig) -> None:
+    """However often an owner restarts it, neither limit is for that."""
+    rig.fault(LOAD_S=0)
+    assert rig.start()[0], rig.log(30)
+    for _ in range(24):
+        rig.root(f"systemctl restart --no-block {UNIT}; sleep 0.2")
+    assert rig.root(f"systemctl restart {UNIT} && echo yes").strip() == "yes", rig.log(30)
+    assert rig.show("NRestarts") == "0"
+    rig.stop()
+
+
+def hung_engine(rig: Rig) -> None:
+    """An engine that stops producing tokens is restarted, so often and no more; a busy one never."""
+    drop_in = f"/etc/systemd/system/{UNIT}.d/liveness.conf"
+    rig.write(drop_in, f"[Unit]\nUpholds={LIVENESS}\n")
+    try:
+        rig.guard(liveness={"enabled": True, "interval_s": 0.5, "stall_s": 3})
+        rig.fault(LOAD_S=0.2, HANG_AFTER_S=3, BUSY=1)
+        assert rig.start()[0], rig.log(30)
+        rig.until_state("active", unit=LIVENESS)
+        time.sleep(9)
+        assert rig.show("NRestarts") == "0", rig.log(30)
+        rig.guard(restarts={"limit": 1}, stop={"drain_s": 1})
+        rig.stop()
+        rig.until_state("inactive", unit=LIVENESS)
+        assert "requests still run after" in rig.log(10)
+        rig.fault(LOAD_S=0.2, HANG_AFTER_S=3)
+        assert rig.start()[0], rig.log(30)
+        rig.until("a restart", lambda: rig.show("NRestarts") == "1")
+        assert "hung: no token for" in rig.log(20)
+        rig.until_state("active")
+        rig.until_state("failed", 40)
+        assert "1 automatic restarts in 120 minutes" in rig.reason(), rig.reason()
+        assert "hung: no token for" in rig.reason()
+    finally:
+        rig.root(f"rm -f {drop_in}; systemctl daemon-reload")
+        rig.stop()
+
+
+def stop_drains(rig: Rig) -> None:
+    """A request that runs is answered before a stop ends the engine; the wait is bounded."""
+    rig.fault(LOAD_S=0.2, REQUEST_S=3)
+    rig.guard(stop={"drain_s": 20})
+    assert rig.start()[0], rig.log(30)
+    port = rig.root("grep -m1 -o 'port: *[0-9]*' /etc/dsv4/serve.yaml").split(":")[1].strip()
+    ask = (
+        "import urllib.request as u;"
+        f"print(u.urlopen(u.Request('http://127.0.0.1:{port}/v1/completions', b'{{}}')).read())"
+    )
+    rig.root(f'systemd-run --unit=dsv4-test-client python3 -c "{ask}"')
+    client = "dsv4-test-client.service"
+    try:
+        counter = "python3 -c \"import urllib.request as u;print(u.urlopen('http://127.0.0.1:"
+        counter += f"{port}/metrics').read().decode())\""
+        rig.until("a request", lambda: 'running{engine="0"} 1' in rig.root(counter))
+        started = time.monotonic()
+        rig.stop()
+        assert 1 < time.monotonic() - started < 15
+        assert "Paris" in rig.root(f"journalctl -o cat -u {client} --since -60s")
+        assert rig.show("Result") == "success"
+    finally:
+        rig.root(f"systemctl stop {client}; systemctl reset-failed {client}", check=False)
+
+
+def shared_memory_left(rig: Rig) -> None:
+    """What a dead engine left in /dev/shm goes at the next start; what is in use stays."""
+    rig.fault(LOAD_S=0.2)
+    rig.root(
+        "for name in dead held; do echo x > /dev/shm/psm_$name; done; chown dsv4 /dev/shm/psm_*"
+    )
+    rig.root("echo x > /dev/shm/psm_foreign")
+    rig.root(
+        "systemd-run --unit=dsv4-test-holder --collect"
+        " python3 -c \"import time;f=open('/dev/shm/psm_held');time.sleep(600)\""
+    )
+    try:
+        rig.until(
+            "a holder",
+            lambda: rig.root(
+                "fuser /dev/shm/psm_held 2>/dev/null || ls -l"
+                " /proc/[0-9]*/fd 2>/dev/null | grep -o psm_held | head -1"
+            ),
+        )
+        assert rig.start()[0], rig.log(30)
+        assert rig.root("cd /dev/shm; ls psm_*").split() == ["psm_foreign", "psm_held"]
+        assert "removed 1 leftovers" in rig.log(20)
+    finally:
+        rig.root("systemctl stop dsv4-test-holder; rm -f /dev/shm/psm_*", check=False)
+        rig.stop()
+
+
+def run_is_full(rig: Rig) -> None:
+    """A start that cannot write down what it starts from ends, says why, and heals."""
+    rig.fault(LOAD_S=0.2)
+    rig.root("mount -t tmpfs -o size=16k,mode=755 none /run/dsv4")
+    try:
+        rig.root("dd if=/dev/zero of=/run/dsv4/filler bs=1k count=64 2>/dev/null || true")
+        assert not rig.start()[0]
+        assert "No space left on device" in rig.log(20)
+    finally:
+        rig.stop()
+        rig.root("umount /run/dsv4")
+    assert rig.start()[0], rig.log(30)
+    rig.stop()
+
+
 Fault = Callable[[Rig], None]
 FAULTS: tuple[Fault, ...] = (
     serves_and_stops,
@@ -280,6 +387,11 @@ FAULTS: tuple[Fault, ...] = (
     port_taken,
     leftover_engine,
     shard_missing,
+    many_starts_by_hand,
+    hung_engine,
+    stop_drains,
+    shared_memory_left,
+    run_is_full,
 )
 
 

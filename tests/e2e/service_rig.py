@@ -96,10 +96,10 @@ class Rig:
             f"{unit} {state}", lambda: self.show("ActiveState", unit) == state, seconds
         )
 
-    def fault(self, **environment: str | float) -> None:
+    def fault(self, restart_s: float = 1, **environment: str | float) -> None:
         """Choose how the engine behaves from the next start on."""
         lines = [f"Environment=FAKE_{name}={value}" for name, value in environment.items()]
-        service = ["[Service]", "RestartSec=1s", *lines, ""]
+        service = ["[Service]", f"RestartSec={restart_s}s", "TimeoutStopSec=6s", *lines, ""]
         self.write(f"{SYSTEMD}/{UNIT}.d/fake.conf", "\n".join(service))
         self.root("systemctl daemon-reload")
 

@@ -7,6 +7,7 @@ import pytest
 from tests.e2e import memory_faults
 from tests.e2e.service_faults import FAULTS, Fault, same_guard
 from tests.e2e.service_rig import Rig, standing_in
+from tests.e2e.service_states import STATES, WISHES, Step
 from tests.e2e.spark import Spark
 
 pytestmark = pytest.mark.e2e
@@ -27,3 +28,15 @@ def test_fault(rig: Rig, fault: Fault) -> None:
     """Each fault's docstring is its rule."""
     with same_guard(rig):
         fault(rig)
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: wish.__name__)
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+def test_stop_and_restart_do_what_they_say(rig: Rig, state: Step, wish: Step) -> None:
+    """In every state the unit can be in, from systemctl and from a deploy alike."""
+    with same_guard(rig):
+        try:
+            state(rig)
+            wish(rig)
+        finally:
+            rig.stop()

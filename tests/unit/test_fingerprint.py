@@ -18,19 +18,27 @@ def sources(tmp_path: Path) -> fingerprint.Sources:
     (tmp_path / "runtimes/b/manifest.json").write_text('{"route": "lab"}')
     (tmp_path / "current").symlink_to("runtimes/a")
     (tmp_path / "view").symlink_to("views/v1")
-    (tmp_path / "dsv4.service").write_text("[Service]\nLoadCredential=api_key:/etc/x\n")
+    (tmp_path / "dsv4.service").write_text(
+        "[Service]\n"
+        + "".join(
+            f"LoadCredential={name}:{tmp_path / name}\n"
+            for name in ("api_key", "tls_cert", "tls_key")
+        )
+    )
     (tmp_path / "serve.yaml").write_text("port: 8899\n")
     (tmp_path / "environment").write_text("A=1\n")
     (tmp_path / "launch.py").write_text("pass\n")
+    (tmp_path / "routes.py").write_text("pass\n")
     (tmp_path / "api_key").write_text("secret\n")
+    (tmp_path / "tls_cert").write_text("certificate\n")
+    (tmp_path / "tls_key").write_text("its key\n")
     found = fingerprint.Sources(
         unit=tmp_path / "dsv4.service",
         serve_yaml=tmp_path / "serve.yaml",
         environment=tmp_path / "environment",
         runtime=tmp_path / "current",
         view=tmp_path / "view",
-        launcher=tmp_path / "launch.py",
-        api_key=tmp_path / "api_key",
+        code=(tmp_path / "launch.py", tmp_path / "routes.py"),
         salt=tmp_path / "salt",
     )
     fingerprint.salt(found.salt)
@@ -48,21 +56,35 @@ def test_nothing_changed(sources: fingerprint.Sources) -> None:
     assert fingerprint.differs(before, fingerprint.wanted(sources)) == []
 
 
-@pytest.mark.parametrize("name", ["unit", "serve_yaml", "environment", "launcher", "api_key"])
-def test_a_changed_file_is_named(sources: fingerprint.Sources, name: str) -> None:
-    """Each file is an input of its own."""
+FILES = {
+    "dsv4.service": "unit",
+    "serve.yaml": "serve_yaml",
+    "environment": "environment",
+    "launch.py": "launcher",
+    "routes.py": "launcher",
+    "api_key": "api_key",
+    "tls_cert": "tls",
+    "tls_key": "tls",
+}
+
+
+@pytest.mark.parametrize(("name", "called"), FILES.items())
+def test_a_changed_file_is_named(sources: fingerprint.Sources, name: str, called: str) -> None:
+    """Each file is an input."""
     before = started(sources)
-    path: Path = getattr(sources, name)
+    path = sources.unit.with_name(name)
     path.write_text(path.read_text() + "# more")
-    assert fingerprint.differs(before, fingerprint.wanted(sources)) == [name]
+    assert fingerprint.differs(before, fingerprint.wanted(sources)) == [called]
 
 
-@pytest.mark.parametrize("name", ["unit", "serve_yaml", "environment", "launcher", "api_key"])
-def test_a_file_that_went_away_differs(sources: fingerprint.Sources, name: str) -> None:
+@pytest.mark.parametrize(("name", "called"), FILES.items())
+def test_a_file_that_went_away_differs(
+    sources: fingerprint.Sources, name: str, called: str
+) -> None:
     """Missing is a state too, and never a crash."""
     before = started(sources)
-    getattr(sources, name).unlink()
-    assert name in fingerprint.differs(before, fingerprint.wanted(sources))
+    sources.unit.with_name(name).unlink()
+    assert called in fingerprint.differs(before, fingerprint.wanted(sources))
 
 
 def test_links_are_inputs(sources: fingerprint.Sources) -> None:
@@ -94,6 +116,7 @@ def test_a_key_the_unit_does_not_take_is_no_input(sources: fingerprint.Sources) 
     """On loopback a key may lie on disk unused."""
     sources.unit.write_text("[Service]\n")
     assert fingerprint.wanted(sources)["api_key"] == fingerprint.ABSENT
+    assert fingerprint.wanted(sources)["tls"] == fingerprint.ABSENT
 
 
 def test_the_key_is_not_in_the_record(sources: fingerprint.Sources) -> None:

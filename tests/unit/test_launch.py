@@ -1,6 +1,7 @@
 """The launcher and the hooks around it."""
 
 import json
+import mmap
 import os
 import pwd
 import socket
@@ -13,6 +14,8 @@ from dsv4 import fingerprint, guard, launch, lifecycle, processes
 
 RUNTIME = Path("/opt/dsv4/runtimes/abc")
 
+
+NOBODY = pwd.getpwnam("nobody")
 
 # --- the engine's environment
 
@@ -30,14 +33,15 @@ def test_the_key_is_for_the_engine_and_the_rest_is_not() -> None:
     given = {
         "CREDENTIALS_DIRECTORY": "/run/credentials/x",
         "NOTIFY_SOCKET": "/run/x",
-        "PYTHONPATH": "/opt/dsv4/lib",
+        "PYTHONPATH": "/somewhere",
         "VLLM_API_KEY": "from the environment file",
         "VLLM_CACHE_ROOT": "/var/lib/dsv4/cache",
     }
     found = launch.engine_environment(given, RUNTIME, "k")
     assert found["VLLM_API_KEY"] == "k"
     assert found["VLLM_CACHE_ROOT"] == "/var/lib/dsv4/cache"
-    assert not set(launch.NOT_FOR_THE_ENGINE) & set(found)
+    assert {"CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET"}.isdisjoint(found)
+    assert found["PYTHONPATH"] == "/opt/dsv4/lib", "where the list of routes is"
     assert "VLLM_API_KEY" not in launch.engine_environment(given, RUNTIME, None)
 
 
@@ -144,6 +148,47 @@ def test_listeners_are_told_from_connections() -> None:
     assert lifecycle.listening_inodes([table], 80) == set()
 
 
+def test_a_connection_that_lingers_is_no_holder() -> None:
+    """After a crash the port is in TIME_WAIT for a minute; that must not stop the next start."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        accepted.close()  # the side that closes first is the one that lingers
+        client.close()
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    states = [line.split()[3] for line in lines if line.split()[1].endswith(f":{port:04X}")]
+    assert states == ["06"], "TIME_WAIT"
+    assert lifecycle.port_holders(port) == []
+    assert lifecycle.can_bind("127.0.0.1", port)
+    assert lifecycle.can_bind("0.0.0.0", port)
+
+
+# --- shared memory
+
+
+def test_what_a_dead_engine_left_in_shared_memory_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only ours, only files, and only what no process has open or mapped."""
+    dead, held, mapped, others = (tmp_path / name for name in ("psm_1", "sem.2", "psm_3", "x"))
+    for path in (dead, held, mapped, others):
+        path.write_bytes(bytes(1 << 20))
+    os.chown(others, NOBODY.pw_uid, NOBODY.pw_gid)
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "link").symlink_to(others)
+    with held.open("rb"), mapped.open("rb") as handle:
+        area = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
+        handle.close()
+        lifecycle.clean_shm(os.getuid(), tmp_path)
+        area.close()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"sem.2", "psm_3", "x", "directory", "link"}
+    assert "removed 1 leftovers" in capsys.readouterr().err
+    lifecycle.clean_shm(NOBODY.pw_uid, tmp_path)
+    assert not others.exists()
+
+
 # --- the pack
 
 
@@ -176,9 +221,6 @@ def view(tmp_path: Path) -> Path:
     weights = {"weight_map": {f"t{n}": name for n, name in enumerate(names)}}
     (made / lifecycle.INDEX).write_text(json.dumps(weights))
     return made
-
-
-NOBODY = pwd.getpwnam("nobody")
 
 
 def test_a_whole_pack_has_no_fault(view: Path) -> None:
@@ -274,10 +316,11 @@ def test_every_end_has_words(result: str, code: str, status: str, words: str | N
     """systemd's result in words; a deliberate stop needs none."""
     found = lifecycle.why_ended(result, code, status, None)
     assert found is None if words is None else words in str(found)
+    assert lifecycle.why_ended("exit-code", "exited", "243", None) == lifecycle.SETUP["243"]
     trip = lifecycle.why_ended(result, code, status, {"reason": "floor"})
     assert trip == "stopped by the watchdog: floor"
 
 
 def test_own_launcher_is_what_is_recorded() -> None:
     """The fingerprint's launcher is the file that is run."""
-    assert Path(launch.__file__) == fingerprint.LAUNCHER
+    assert [path.name for path in fingerprint.CODE if path.is_file()] == ["launch.py", "routes.py"]

@@ -14,7 +14,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from pyinfra.api.connectors import get_all_connectors
 
-from deploy import _rules, layout, packs, presets, readme, routes
+from deploy import _rules, layout, packs, presets, readme, routes, service
 from deploy import settings as s
 from dsv4 import fetch, memory
 from dsv4 import guard as target_guard
@@ -77,6 +77,16 @@ def test_a_wrong_utilisation_is_said_with_range_value_and_place(value: object, g
         ("pack_revision", "main", "a commit of 40 hexadecimal digits"),
         ("serve_capture_sizes", "1,0", "a list of whole numbers from 1 to 1024"),
         ("serve_capture_sizes", {"a": 1}, "a list of whole numbers from 1 to 1024"),
+        (
+            "serve_routes",
+            ["/pause"],
+            "a list of /detokenize, /load, /tokenize, /tokenizer_info, /version",
+        ),
+        (
+            "serve_routes",
+            "GET /version",
+            "a list of /detokenize, /load, /tokenize, /tokenizer_info, /version",
+        ),
         ("serve_allowed_subnets", ["everywhere"], "a list of networks such as 192.168.1.0/24"),
         ("serve_media_domains", ["a b"], "a list of domain names"),
         ("serve_name", "two words", "a name of letters, digits and . _ : -"),
@@ -122,7 +132,7 @@ def test_a_hub_is_an_address_without_credentials(endpoint: str) -> None:
         ("serve_capture_sizes", "1,2, 4", (1, 2, 4)),
         ("serve_capture_sizes", [1, 2], (1, 2)),
         ("serve_capture_sizes", 4, (4,)),
-        ("serve_allowed_subnets", "10.0.0.0/8,fd00::/8", ("10.0.0.0/8", "fd00::/8")),
+        ("serve_routes", "/tokenize, /version", ("/tokenize", "/version")),
         ("serve_name", 123, "123"),
         ("serve_host", "localhost", "127.0.0.1"),
         ("pack_dir", "/data/packs/mine", Path("/data/packs/mine")),
@@ -366,9 +376,53 @@ def test_tls_takes_the_place_of_the_acceptance_and_comes_in_pairs() -> None:
     both = {**data, "serve_tls_cert": "/etc/tls/c.pem", "serve_tls_key": "/etc/tls/k.pem"}
     chosen = s.load(both)
     assert chosen.url == "https://127.0.0.1:8899"
-    assert chosen.serve_yaml()["ssl-keyfile"] == "/etc/tls/k.pem"
+    # As systemd hands them over: the engine's user cannot read the key itself
+    given = "/run/credentials/dsv4.service"
+    assert chosen.serve_yaml()["ssl-keyfile"] == f"{given}/tls_key"
+    assert chosen.serve_yaml()["ssl-certfile"] == f"{given}/tls_cert"
+    assert service.credentials(chosen) == (
+        ("api_key", "/etc/dsv4/credentials/api_key"),
+        ("tls_cert", "/etc/tls/c.pem"),
+        ("tls_key", "/etc/tls/k.pem"),
+    )
+    assert only_fault(**both, serve_plain_http=True) == (
+        "serve_plain_http: has no effect with serve_tls_cert; leave out one of them"
+    )
     both.pop("serve_tls_key")
     assert "set serve_tls_key as well" in only_fault(**both)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("serve_plain_http", True), ("serve_allowed_subnets", ["192.168.1.0/24"])],
+)
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1"])
+def test_access_that_nobody_gets_is_not_given(key: str, value: object, host: str) -> None:
+    """It would look like access, or like a limit."""
+    fault = only_fault(serve_host=host, **{key: value})
+    assert fault.startswith(f"{key}: has no effect while only the machine itself can reach {host}")
+
+
+@pytest.mark.parametrize(
+    ("host", "subnets", "words"),
+    [
+        ("0.0.0.0", "0.0.0.0/0", "0.0.0.0/0 is everybody"),
+        ("::", "10.0.0.0/8,::/0", "::/0 is everybody"),
+        ("192.168.1.20", "fd00::/8", "has no IPv4 network"),
+    ],
+)
+def test_subnets_limit_something(host: str, subnets: str, words: str) -> None:
+    fault = only_fault(**{**REMOTE, "serve_host": host, "serve_allowed_subnets": subnets})
+    assert fault.startswith(f"serve_allowed_subnets: {words}")
+
+
+def test_the_firewall_comes_with_the_access() -> None:
+    """Who may reach the port is the kernel's to decide, so its tool must be there."""
+    chosen = s.load(REMOTE)
+    assert "nftables" in chosen.packages
+    assert chosen.guard()["allowed_networks"] == ["192.168.1.0/24"]
+    assert "nftables" not in s.load({}).packages
+    assert s.load({}).guard()["allowed_networks"] == []
 
 
 @pytest.mark.parametrize("port", [8022, "8022"])
@@ -622,7 +676,12 @@ def test_serve_yaml_reads_back_as_what_was_meant(data: dict[str, object]) -> Non
     found = yaml.safe_load(chosen.serve_yaml_text())
     assert found == chosen.serve_yaml()
     assert found["model"] == str(layout.VIEW_CURRENT)
-    assert "trust-remote-code" not in found
+    assert found["trust-remote-code"] is False
+    assert found["enable-log-requests"] is False
+    assert found["disable-uvicorn-access-log"] is True, "a query is part of a line in it"
+    assert found["disable-fastapi-docs"] is True
+    assert found["middleware"] == "dsv4.routes.Allowlist"
+    assert found["allowed-origins"] == "[]"
     assert found["allowed-media-domains"]
     for key in ("speculative-config", "compilation-config", "override-generation-config"):
         if key in found:
@@ -678,7 +737,8 @@ def test_the_guard_reads_what_the_deploy_writes(data: dict[str, object]) -> None
     ],
 )
 def test_the_machine_reaches_its_own_server(host: str, url: str) -> None:
-    assert s.load({**REMOTE, "serve_host": host}).url == url
+    beyond = {} if host in {"127.0.0.1", "::1"} else REMOTE
+    assert s.load({**beyond, "serve_host": host}).url == url
 
 
 PLAIN = set(string.ascii_letters + string.digits + "/._:-")

@@ -15,14 +15,29 @@ LAB = EngineUnit(dsv4="/usr/bin/true")
 SPARK = EngineUnit(
     dsv4="/usr/bin/true",
     groups=("video", "render"),
-    api_key=str(layout.API_KEY),
+    credentials=(
+        ("api_key", str(layout.API_KEY)),
+        ("tls_cert", "/etc/tls/c.pem"),
+        ("tls_key", "/etc/tls/k.pem"),
+    ),
+    liveness=True,
+    own_address=("192.168.1.20",),
+    modules=("nvidia_uvm",),
     device_allow=("char-nvidia rw", "char-nvidia-uvm rw", "char-nvidia-caps r"),
     ip_allow=(),
     protect_home="read-only",
     mounts=(*LAB.mounts, "/home/owner/pack"),
 )
-NAMES = (layout.UNIT, layout.UNIT_WATCHDOG, layout.UNIT_UNGUARDED, layout.UNIT_READAHEAD)
-EXPOSED = {layout.UNIT: 4.0, layout.UNIT_WATCHDOG: 4.0, layout.UNIT_READAHEAD: 4.0}
+NAMES = layout.UNITS
+EXPOSED = {
+    layout.UNIT: 4.0,
+    layout.UNIT_WATCHDOG: 4.0,
+    layout.UNIT_READAHEAD: 4.0,
+    layout.UNIT_LIVENESS: 4.0,
+    layout.UNIT_FETCH: 4.0,
+    layout.UNIT_UNGUARDED: 4.0,
+    layout.UNIT_BUILD: 4.0,
+}
 """What `systemd-analyze security` may say at most, of 10."""
 
 
@@ -31,7 +46,8 @@ def units(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """All unit files of one kind of machine."""
     unit = {"lab": LAB, "spark": SPARK}[request.param]
     for name in NAMES:
-        (tmp_path / name).write_bytes(template(layout.SYSTEMD / name, unit=unit))
+        text = template(layout.SYSTEMD / name, unit=unit, layout=layout)
+        (tmp_path / name).write_bytes(text.replace(str(layout.DSV4).encode(), b"/usr/bin/true"))
     return tmp_path
 
 
@@ -62,7 +78,7 @@ def test_exposure(units: Path, name: str) -> None:
 
 
 def directives(unit: EngineUnit, name: str = layout.UNIT) -> list[str]:
-    text = template(layout.SYSTEMD / name, unit=unit).decode()
+    text = template(layout.SYSTEMD / name, unit=unit, layout=layout).decode()
     return [line for line in text.splitlines() if line and not line.startswith(("#", "["))]
 
 
@@ -74,6 +90,22 @@ def test_no_secret_and_no_json() -> None:
         assert not [line for line in lines if "VLLM_API_KEY" in line]
     assert "LoadCredential=api_key:/etc/dsv4/credentials/api_key" in directives(SPARK)
     assert not [line for line in directives(LAB) if "Credential" in line]
+    assert not [line for line in directives(SPARK) if "ssl" in line]
+
+
+def test_liveness_is_asked_for() -> None:
+    """Off, nothing starts it."""
+    assert "Upholds=dsv4-liveness.service" in directives(SPARK)
+    assert not [line for line in directives(LAB) if "liveness" in line]
+    lines = directives(SPARK, layout.UNIT_LIVENESS)
+    assert "IPAddressAllow=localhost 192.168.1.20" in lines
+    assert not [line for line in lines if line == "[Install]"]
+
+
+def test_the_engine_may_lock_memory_and_open_files_and_a_traceback_is_kept_whole() -> None:
+    """limits.conf does not count for a unit, and the journal drops what comes too fast."""
+    wanted = {"LimitMEMLOCK=infinity", "LogRateLimitIntervalSec=0", "LimitCORE=0"}
+    assert wanted <= set(directives(SPARK))
 
 
 def test_hooks_are_in_order() -> None:
@@ -93,11 +125,20 @@ def test_devices() -> None:
     assert "PrivateDevices=yes" in lab
 
 
+def test_modules_come_before() -> None:
+    """CUDA's own way of loading them needs rights that the unit gives up."""
+    assert {"Wants=modprobe@nvidia_uvm.service", "After=modprobe@nvidia_uvm.service"} <= set(
+        directives(SPARK)
+    )
+    assert not [line for line in directives(LAB) if "modprobe" in line]
+
+
 def test_the_guard_survives_what_it_guards_against() -> None:
     """The kernel takes the engine first and the watchdog last."""
     score = {line for line in directives(LAB) if line.startswith("OOMScoreAdjust=")}
     watchdog = set(directives(LAB, layout.UNIT_WATCHDOG))
     assert score == {"OOMScoreAdjust=500"}
+    assert "OOMScoreAdjust=-500" in directives(LAB, layout.UNIT_LIVENESS)
     assert {"OOMScoreAdjust=-1000", "LimitMEMLOCK=infinity", "RestartSec=100ms"} <= watchdog
 
 

@@ -16,7 +16,7 @@ OWNER: Final = {
     "bench": "measure how fast it is, beside reference figures (root)",
     "census": "say what the pack's bytes are, by component and type",
     "doctor": "say what is wrong, from live state and logs (root)",
-    "key": "show the API key (root)",
+    "key": "show, rotate: the API key (root)",
     "pack_gc": "list packs and views that nothing serves, or remove them (root)",
     "pack_verify": "check the pack's structure, or with --full every byte",
     "probe": "ask the model one question with a known answer",
@@ -31,8 +31,9 @@ OWNER: Final = {
 
 INTERNAL: Final = frozenset(
     {
-        *("accounts", "apt", "artefact", "build", "cache_drop", "fetch", "launch", "lock"),
-        *("machine", "memory_gate", "pack_config", "pack_owner", "patches", "readahead", "ready"),
+        *("accounts", "apt", "artefact", "build", "cache_drop", "fetch", "launch", "liveness"),
+        *("lock", "machine", "memory_gate", "pack_config", "pack_owner", "patches"),
+        *("readahead", "ready"),
         *("switch", "tools", "tree", "watchdog", "xet"),
     }
 )

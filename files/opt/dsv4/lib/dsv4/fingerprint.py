@@ -16,9 +16,10 @@ from dsv4 import layout
 
 ABSENT: Final = "absent"
 SALT_BYTES: Final = 32
-LAUNCHER: Final = Path(__file__).with_name("launch.py")
-LOADS_KEY: Final = b"LoadCredential=api_key:"
-"""A key that lies on disk while the unit does not take it is none of the engine's inputs."""
+LOADS: Final = "LoadCredential="
+TLS: Final = ("tls_cert", "tls_key")
+CODE: Final = tuple(Path(__file__).with_name(name) for name in ("launch.py", "routes.py"))
+"""Our code in the engine's process."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ class Sources:
     environment: Path = layout.ENVIRONMENT
     runtime: Path = layout.CURRENT
     view: Path = layout.VIEW_CURRENT
-    launcher: Path = LAUNCHER
-    api_key: Path = layout.API_KEY
+    code: tuple[Path, ...] = CODE
     salt: Path = layout.FINGERPRINT_SALT
 
 
@@ -54,6 +54,11 @@ def key_digest(key: bytes | None, salt: bytes | None) -> str:
     if key is None:
         return ABSENT
     return hmac.new(salt or b"", key.strip(), hashlib.sha256).hexdigest() if salt else "unknown"
+
+
+def joined(parts: Iterable[bytes | None]) -> bytes | None:
+    """Return several files as one, None when there are none."""
+    return b"".join(part or b"" for part in parts) or None
 
 
 def content(path: Path) -> bytes | None:
@@ -84,21 +89,34 @@ def salt(path: Path) -> bytes:
     return made
 
 
+def credentials(unit: Iterable[bytes | None]) -> dict[str, Path]:
+    """Return the files a unit takes as credentials, by name.
+
+    One that lies on disk while the unit does not take it is none of the engine's inputs.
+    """
+    lines = [line for part in unit for line in (part or b"").decode(errors="replace").splitlines()]
+    pairs = (line.split("=", 1)[1].partition(":") for line in lines if line.startswith(LOADS))
+    return {name: Path(path) for name, _, path in pairs}
+
+
 def wanted(sources: Sources | None = None) -> dict[str, str]:
     """Return the fingerprint of what is on disk now: what a restart would start from."""
     at = sources or Sources()
     drop_ins = sorted(at.unit.with_name(f"{at.unit.name}.d").glob("*.conf"))
     manifest = content(at.runtime / "manifest.json")
     unit = [content(at.unit), *(content(path) for path in drop_ins)]
-    has_key = any(LOADS_KEY in part for part in unit if part is not None)
+    given = credentials(unit)
+    secrets = {name: content(path) for name, path in given.items()}
+    tls = [secrets.get(name) for name in TLS]
     return {
         "unit": digest(unit),
         "serve_yaml": digest([content(at.serve_yaml)]),
         "environment": digest([content(at.environment)]),
         "runtime": f"{target(at.runtime)}:{digest([manifest])[:16]}",
         "view": target(at.view),
-        "launcher": digest([content(at.launcher)]),
-        "api_key": key_digest(content(at.api_key) if has_key else None, content(at.salt)),
+        "launcher": digest([content(path) for path in at.code]),
+        "api_key": key_digest(secrets.get("api_key"), content(at.salt)),
+        "tls": key_digest(joined(tls), content(at.salt)),
     }
 
 

@@ -67,6 +67,22 @@ class Readahead:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """How a deliberate stop goes."""
+
+    drain_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """When a serving engine counts as hung."""
+
+    enabled: bool = False
+    interval_s: float = 60.0
+    stall_s: float = 600.0
+
+
+@dataclass(frozen=True)
 class Question:
     """A prompt and what its answer must contain (any case)."""
 
@@ -101,10 +117,13 @@ class Guard:
     served_name: str = ""
     view: str = str(layout.VIEW_CURRENT)
     pack_root: str = str(layout.PACKS)
+    allowed_networks: tuple[str, ...] = ()
     memory: Memory = field(default_factory=Memory)
     ready: Ready = field(default_factory=Ready)
     restarts: Restarts = field(default_factory=Restarts)
     readahead: Readahead = field(default_factory=Readahead)
+    stop: Stop = field(default_factory=Stop)
+    liveness: Liveness = field(default_factory=Liveness)
     questions: tuple[Question, ...] = ()
     offers: Offers = field(default_factory=Offers)
 
@@ -123,8 +142,9 @@ class Guard:
         """Return the name of the unit that reads ahead of this one's load."""
         return f"{self.unit.removesuffix('.service')}-readahead.service"
 
-
-Section = TypeVar("Section", Memory, Ready, Restarts, Readahead, Question, Offers, Guard)
+Section = TypeVar(
+    "Section", Memory, Ready, Restarts, Readahead, Stop, Liveness, Question, Offers, Guard
+)
 
 
 def typed(name: str, value: Any, default: Any) -> Any:
@@ -169,6 +189,8 @@ def parse(value: dict[str, Any]) -> Guard:
     known["restarts"] = section(Restarts, value.get("restarts", {}), "restarts")
     known["offers"] = section(Offers, value.get("offers", {}), "offers")
     known["readahead"] = section(Readahead, value.get("readahead", {}), "readahead")
+    known["stop"] = section(Stop, value.get("stop", {}), "stop")
+    known["liveness"] = section(Liveness, value.get("liveness", {}), "liveness")
     known["questions"] = tuple(
         section(Question, item, f"probe.questions[{index}]") for index, item in enumerate(questions)
     )

@@ -2,8 +2,8 @@
 
 Takes the API key from the systemd credential into this environment only, puts the runtime's and
 the toolkit's programs first in PATH (the engine compiles at run time and looks for ninja and nvcc
-there) and execs vLLM, never through a shell. Its hash is part of what a restart is decided by, so
-what else belongs to a start is in `lifecycle`.
+there), lets it import the list of routes it serves, and execs vLLM, never through a shell. Its hash
+is part of what a restart is decided by, so what else belongs to a start is in `lifecycle`.
 """
 
 import json
@@ -66,6 +66,7 @@ def engine_environment(
     rest = [part for part in kept.get("PATH", SYSTEM_PATH).split(":") if part not in first]
     kept["PATH"] = ":".join(first + rest)
     kept["VIRTUAL_ENV"] = str(runtime)
+    kept["PYTHONPATH"] = str(layout.LIB)  # `routes`, which the server puts in front of its own
     kept.pop("VLLM_API_KEY", None)
     if key is not None:
         kept["VLLM_API_KEY"] = key

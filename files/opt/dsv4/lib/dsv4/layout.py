@@ -59,6 +59,8 @@ PHASES: Final = ("starting", "loading", "profiling", "ready", "stopping", "stopp
 RESTARTS_JSON: Final = RUN / "restarts.json"
 REFUSED_JSON: Final = RUN / "refused.json"
 FINGERPRINT_SALT: Final = RUN / "fingerprint.salt"
+KEY_DIGEST: Final = RUN / "api_key.sha256"
+DRAINING: Final = RUN / "draining"
 FETCH_PROGRESS: Final = Path("/run/dsv4-fetch/fetch.json")
 """In a directory of its own: the fetcher's user may not write beside the hooks' files."""
 BUILD_PROGRESS: Final = RUN / "build.json"
@@ -78,11 +80,25 @@ UNIT: Final = "dsv4.service"
 UNIT_WATCHDOG: Final = "dsv4-watchdog.service"
 UNIT_UNGUARDED: Final = "dsv4-unguarded.service"
 UNIT_READAHEAD: Final = "dsv4-readahead.service"
+UNIT_LIVENESS: Final = "dsv4-liveness.service"
 UNIT_FETCH: Final = "dsv4-fetch.service"
 UNIT_BUILD: Final = "dsv4-build.service"
 UNIT_BENCH: Final = "dsv4-bench.service"
 """Transient: systemd forgets it when it is done, and no file of it is left."""
-UNITS: Final = (UNIT, UNIT_WATCHDOG, UNIT_UNGUARDED, UNIT_READAHEAD, UNIT_FETCH, UNIT_BUILD)
+UNITS: Final = (
+    UNIT,
+    UNIT_WATCHDOG,
+    UNIT_UNGUARDED,
+    UNIT_READAHEAD,
+    UNIT_LIVENESS,
+    UNIT_FETCH,
+    UNIT_BUILD,
+)
+
+GIVEN: Final = Path("/run/credentials") / UNIT
+"""Where systemd lays what the engine's unit is given as credentials."""
+TLS_CERT: Final = GIVEN / "tls_cert"
+TLS_KEY: Final = GIVEN / "tls_key"
 
 USER: Final = "dsv4"
 USER_FETCH: Final = "dsv4-fetch"

@@ -23,7 +23,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import cgroup, fingerprint, guard, launch, layout, phase, processes, store
+from dsv4 import (
+    cgroup,
+    fingerprint,
+    firewall,
+    guard,
+    key,
+    launch,
+    layout,
+    liveness,
+    phase,
+    processes,
+    store,
+)
 from dsv4.systemd import as_hook, show
 
 KILL_WAIT_S: Final = 15.0
@@ -31,6 +43,8 @@ PORT_WAIT_S: Final = 10.0
 WATCHDOG_WAIT_S: Final = 3.0
 TRIP_WAIT_S: Final = 2.0
 TERM_RECORD_WAIT_S: Final = 0.3
+SHM: Final = Path("/dev/shm")  # noqa: S108 - what an engine left there is looked for
+DRAIN_POLL_S: Final = 0.5
 INDEX: Final = "model.safetensors.index.json"
 HEADER_LIMIT: Final = 100_000_000
 """The safetensors format's own bound on a header."""
@@ -145,6 +159,37 @@ def end_stale(config: guard.Guard, uid: int | None) -> Iterator[str]:
             f"{process} took SIGKILL but is still there after {KILL_WAIT_S:.0f} s (in the kernel"
             " or the driver); wait, or reboot"
         )
+
+
+def shm_left(uid: int, held: Container[str], root: Path = SHM) -> list[Path]:
+    """Return the files of a user in shared memory that no process has open or mapped.
+
+    A killed engine leaves its queues there, and they are memory that nobody gives back.
+    """
+    found = []
+    for path in sorted(root.iterdir()):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            ours = status.st_uid == uid and stat.S_ISREG(status.st_mode)
+            if ours and str(path) not in held:
+                found.append(path)
+    return found
+
+
+def clean_shm(uid: int, root: Path = SHM) -> None:
+    """Remove what dead engines of ours left in shared memory."""
+    if not (candidates := shm_left(uid, (), root)):
+        return
+    held = set(processes.mapping({str(path) for path in candidates}))
+    held |= {link for links in processes.holding(f"{root}/").values() for link in links}
+    dead = shm_left(uid, held, root)
+    size = 0
+    for path in dead:
+        with contextlib.suppress(OSError):
+            size += path.stat().st_blocks * 512
+            path.unlink()
+    if dead:
+        say(f"removed {len(dead)} leftovers of an earlier engine from {root}, {size >> 20} MiB")
 
 
 def can_bind(host: str, port: int) -> bool:
@@ -308,6 +353,7 @@ def view_faults(view: Path, account: pwd.struct_passwd) -> list[str]:
 def check(config: guard.Guard) -> int:
     """Clear what an earlier start left, and refuse what cannot work."""
     layout.RUN.mkdir(mode=0o755, exist_ok=True)
+    layout.DRAINING.unlink(missing_ok=True)
     restarts = show(config.unit, "NRestarts").get("NRestarts", "0")
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     if reason := count_restart(config, int(restarts) if restarts.isdigit() else 0, now):
@@ -323,7 +369,10 @@ def check(config: guard.Guard) -> int:
     if fault := watchdog_fault(config.watchdog_unit):
         faults.append(fault)
     faults.extend(end_stale(config, account.pw_uid))
+    clean_shm(account.pw_uid)
     if fault := port_fault(config):
+        faults.append(fault)
+    if fault := firewall.fault(config.port, config.allowed_networks):
         faults.append(fault)
     if fault := runtime_fault():
         faults.append(fault)
@@ -347,8 +396,14 @@ def record(config: guard.Guard) -> int:
     salt = fingerprint.salt(layout.FINGERPRINT_SALT)
     inputs = fingerprint.wanted()
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    key = fingerprint.content(Path(directory) / "api_key") if directory else None
-    inputs["api_key"] = fingerprint.key_digest(key, salt)
+    given = Path(directory) if directory else None
+    tls = [fingerprint.content(given / name) if given else None for name in fingerprint.TLS]
+    inputs["tls"] = fingerprint.key_digest(fingerprint.joined(tls), salt)
+    if given and (given / "api_key").exists():
+        # The key on disk, which may have been replaced since systemd read it, is the one in force
+        key.put_in_force(key.read(), config.user)
+    else:
+        layout.KEY_DIGEST.unlink(missing_ok=True)
     state = show(config.unit, "NeedDaemonReload", "InvocationID")
     if state.get("NeedDaemonReload") == "yes":
         inputs["unit"] = "not loaded"
@@ -364,6 +419,23 @@ def record(config: guard.Guard) -> int:
     return 0
 
 
+def drain(config: guard.Guard) -> None:
+    """Let requests that run come to their end, for a bounded time; new ones are turned away.
+
+    Not where nothing guards the machine: then the engine must go, and its requests with it.
+    """
+    if show(config.watchdog_unit, "ActiveState").get("ActiveState") != "active":
+        return
+    layout.DRAINING.touch()
+    started = time.monotonic()
+    while (found := liveness.read_metrics(config)) is not None and found.requests > 0:
+        waited = time.monotonic() - started
+        if waited >= config.stop.drain_s:
+            say(f"{found.requests:.0f} requests still run after {waited:.0f} s; they end here")
+            return
+        time.sleep(DRAIN_POLL_S)
+
+
 def stopping(config: guard.Guard) -> int:
     """Tell a deliberate stop from an engine that ended by itself.
 
@@ -373,6 +445,7 @@ def stopping(config: guard.Guard) -> int:
     """
     if os.environ.get("MAINPID", "").isdigit():
         phase.write("stopping")
+        drain(config)
         return 0
     trip = trip_of(os.environ.get("INVOCATION_ID", ""), layout.WATCHDOG_RECORDS, TERM_RECORD_WAIT_S)
     status = os.environ.get("EXIT_STATUS", "0")
@@ -397,6 +470,15 @@ def trip_of(invocation: str, records: Path, seconds: float) -> dict[str, Any] | 
         time.sleep(0.1)
 
 
+SETUP: Final = {
+    "203": "its program cannot be executed; deploy again",
+    "217": "systemd does not know its user; deploy again",
+    "226": "systemd could not set up its sandbox; see which path it misses in `journalctl -u dsv4`",
+    "243": "systemd could not read one of its credentials, the API key or a TLS file; put it there",
+}
+"""What systemd's own exit statuses mean, when a process of the unit never came to run."""
+
+
 def why_ended(
     result: str, code: str, status: str, trip: Mapping[str, Any] | None, last_phase: str = ""
 ) -> str | None:
@@ -414,6 +496,8 @@ def why_ended(
         "core-dump": f"it crashed with SIG{status}",
         "resources": "systemd could not set it up (user, credential, file or namespace)",
     }
+    if code == "exited" and status in SETUP:
+        return SETUP[status]
     return words.get(result, f"it ended with {code or result} {status}".strip())
 
 
@@ -456,7 +540,13 @@ def main(argv: Sequence[str]) -> int:
     starting = argv[0] in {"check", "record"}
     if starting and not as_hook(config.unit):
         return 0
-    return hooks[argv[0]](config)
+    try:
+        return hooks[argv[0]](config)
+    except OSError as error:  # a full /run, a file system that went read-only
+        reason = f"{argv[0]} could not do its work: {error}"
+        say(reason)
+        phase.write("failed", {"reason": reason})
+        return 1
 
 
 if __name__ == "__main__":

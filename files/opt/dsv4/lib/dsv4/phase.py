@@ -14,13 +14,21 @@ from dsv4 import layout, store
 PHASES: Final = layout.PHASES
 
 
-def write(name: str, detail: dict[str, Any] | None = None, path: Path = layout.PHASE_JSON) -> None:
+def write(
+    name: str,
+    detail: dict[str, Any] | None = None,
+    path: Path = layout.PHASE_JSON,
+    invocation: str | None = None,
+) -> None:
     """Note a phase; `since` stays what it was while only the detail moves on.
+
+    + invocation: whose phase it is, where that is not this process's own unit
 
     Failing to write is no reason to fail a start: whoever reads it then sees an older phase.
     """
     before = store.read_json_or(path, {})
-    invocation = os.environ.get("INVOCATION_ID", "")
+    if invocation is None:
+        invocation = os.environ.get("INVOCATION_ID", "")
     same = before.get("phase") == name and before.get("invocation") == invocation
     now = datetime.now(UTC).isoformat(timespec="seconds")
     value = {
