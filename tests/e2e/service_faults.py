@@ -277,7 +277,7 @@ def many_starts_by_hand(rig: Rig) -> None:
 
 
 def hung_engine(rig: Rig) -> None:
-    """An engine that stops producing tokens is restarted, so often and no more; a busy one never."""
+    """An engine that stops producing tokens is restarted, but so often only; a busy one never."""
     drop_in = f"/etc/systemd/system/{UNIT}.d/liveness.conf"
     rig.write(drop_in, f"[Unit]\nUpholds={LIVENESS}\n")
     try:

@@ -7,10 +7,11 @@ import pwd
 import socket
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dsv4 import fingerprint, guard, launch, lifecycle, processes
+from dsv4 import fingerprint, guard, launch, lifecycle, phase, processes
 
 RUNTIME = Path("/opt/dsv4/runtimes/abc")
 
@@ -88,6 +89,35 @@ def test_wrong_call() -> None:
 def test_restarts_outside_the_window_do_not_count() -> None:
     """An engine that falls over once a month is restarted each time."""
     assert lifecycle.earlier_restarts([10.0, 900.0, "x", 1100.0], 1000.0, 200.0) == [900.0]
+
+
+def restarts(endings: list[int | None], limit: int = 3) -> list[str | None]:
+    """Return the verdict on an automatic start after each end, by that end's own `retries`."""
+    known: dict[str, Any] = {}
+    said = []
+    for number, retries in enumerate(endings):
+        last = phase.failure("x", retries)
+        known, why = lifecycle.judge_restart(known, last, guard.Restarts(limit=limit), number)
+        said.append(why)
+    return said
+
+
+def test_what_a_restart_cannot_help_is_not_tried_again() -> None:
+    """Refused memory is tried once more, a wrong setting never; each try costs a load."""
+    assert restarts([0]) == ["an automatic restart does not help"]
+    assert restarts([1, 1]) == [None, "an automatic restart does not help"]
+    assert restarts([None, 1, 1])[1:] == [None, "an automatic restart does not help"]
+    assert restarts([1, None, 1]) == [None, None, None]
+    assert restarts([None] * 4)[2:] == [None, "3 automatic restarts in 120 minutes did not help"]
+
+
+def test_a_broken_history_counts_as_none() -> None:
+    """It is a file in /run, and a start must not end because of it."""
+    known, last = {"started_at": "soon", "alike": "x"}, {"retries": "many"}
+    assert lifecycle.judge_restart(known, last, guard.Restarts(), 5.0) == (
+        {"started_at": [5.0], "alike": 0},
+        None,
+    )
 
 
 # --- stale processes

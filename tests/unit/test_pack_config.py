@@ -350,7 +350,11 @@ def test_blob_links_of_a_hub_cache_are_followed_not_resolved(tmp_path: Path) -> 
         (lambda p: (p / "model.py").write_text(""), [], "holds program code (model.py)"),
         (lambda p: (p / "config.json").unlink(), [], "is missing"),
         (lambda p: (p / "config.json").write_text("<html>"), [], "is no JSON"),
-        (lambda p: (p / "model-00002-of-00004.safetensors").unlink(), [], "which model.safe"),
+        (
+            lambda p: (p / "model-00002-of-00004.safetensors").unlink(),
+            [],
+            "is missing; fetch it again",
+        ),
         (lambda p: (p / "extra").symlink_to("/nowhere"), [], "is a link to nothing"),
         (lambda p: None, ["--exl3-policy", "bf16_as_stored"], "no shard holds EXL3"),
         (

@@ -142,6 +142,7 @@ class Guard:
         """Return the name of the unit that reads ahead of this one's load."""
         return f"{self.unit.removesuffix('.service')}-readahead.service"
 
+
 Section = TypeVar(
     "Section", Memory, Ready, Restarts, Readahead, Stop, Liveness, Question, Offers, Guard
 )

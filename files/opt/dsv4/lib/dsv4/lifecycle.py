@@ -63,6 +63,29 @@ def earlier_restarts(times: Iterable[Any], now: float, window: float) -> list[fl
     return [float(t) for t in times if isinstance(t, int | float) and now - window <= t <= now]
 
 
+def judge_restart(
+    known: Mapping[str, Any], last: Mapping[str, Any], limits: guard.Restarts, now: float
+) -> tuple[dict[str, Any], str | None]:
+    """Return the history with one more automatic start, and why there shall be none.
+
+    + known: the history so far, seconds since boot in `started_at`; `alike` counts those in a row
+      that followed an end with its own number of `retries`
+    + last: what is known of the start before this one, see `phase.failure`
+    """
+    times = known.get("started_at", [])
+    recent = earlier_restarts(times if isinstance(times, list) else [], now, limits.window_s)
+    retries, alike = last.get("retries"), known.get("alike", 0)
+    bounded = isinstance(retries, int) and isinstance(alike, int)
+    why = None
+    if bounded and alike >= retries:
+        why = "an automatic restart does not help"
+    elif len(recent) >= limits.limit:
+        why = f"{len(recent)} automatic restarts in {limits.window_s / 60:.0f} minutes did not help"
+    if why is not None:
+        return dict(known), why
+    return {"started_at": [*recent, now], "alike": alike + 1 if bounded else 0}, None
+
+
 def count_restart(config: guard.Guard, restarts: int, now: float) -> str | None:
     """Count an automatic start; return why there shall be no more, None while there may be.
 
@@ -73,17 +96,18 @@ def count_restart(config: guard.Guard, restarts: int, now: float) -> str | None:
     if restarts == 0:
         layout.RESTARTS_JSON.unlink(missing_ok=True)
         return None
-    limits = config.restarts
-    known = store.read_json_or(layout.RESTARTS_JSON, {}).get("started_at", [])
-    recent = earlier_restarts(known if isinstance(known, list) else [], now, limits.window_s)
-    if len(recent) < limits.limit:
-        store.write_json(layout.RESTARTS_JSON, {"started_at": [*recent, now]})
+    last = store.read_json_or(layout.PHASE_JSON, {}).get("detail")
+    last = last if isinstance(last, dict) else {}
+    known, why = judge_restart(
+        store.read_json_or(layout.RESTARTS_JSON, {}), last, config.restarts, now
+    )
+    if why is None:
+        store.write_json(layout.RESTARTS_JSON, known)
         return None
-    last = str(store.read_json_or(layout.PHASE_JSON, {}).get("detail", {}).get("reason") or "")
+    said = str(last.get("reason") or "")
     reason = (
-        f"{len(recent)} automatic restarts in {limits.window_s / 60:.0f} minutes did not help"
-        f"{f'; last: {last}' if last else ''}; see `journalctl -u {config.unit}`, then start it by"
-        " hand"
+        f"{why}{f'; last: {said}' if said else ''}; see `journalctl -u {config.unit}`, then start"
+        " it by hand"
     )
     store.write_json(layout.REFUSED_JSON, {"reason": reason})
     return reason
@@ -516,13 +540,14 @@ def ended(config: guard.Guard) -> int:
         phase.write("stopped")
         return 0
     invocation = environment.get("INVOCATION_ID", "")
-    said = str(phase.read_of(invocation).get("reason") or "")
+    found = phase.read_of(invocation)
+    said = str(found.get("reason") or "")
     trip = trip_of(invocation, layout.WATCHDOG_RECORDS, TRIP_WAIT_S if status == "KILL" else 0.0)
     last = str(store.read_json_or(layout.PHASE_JSON, {}).get("phase", ""))
     ends = why_ended(result, code, status, trip, last) or "stopped"
     reason = launch.refused() or (ends if trip else said) or ends
     say(f"ended: {reason}")
-    phase.write("failed", {"reason": reason})
+    phase.write("failed", phase.failure(reason, found.get("retries") if reason == said else None))
     return 0
 
 

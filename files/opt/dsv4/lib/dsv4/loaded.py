@@ -53,7 +53,7 @@ def main() -> int:
     Path("/proc/self/oom_score_adj").write_text("1000")
     import torch
     import yaml
-    from vllm import LLM  # type: ignore[import-not-found]
+    from vllm import LLM
 
     serve = yaml.safe_load(layout.SERVE_YAML.read_text())
     serve = {key.replace("-", "_"): value for key, value in serve.items()}

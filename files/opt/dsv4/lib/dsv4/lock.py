@@ -44,7 +44,7 @@ def carrier(pid: int) -> int:
         chain.append((name, pid))
         pid = above
     pyinfra = [number for name, number in chain if name.startswith("pyinfra")]
-    return pyinfra[-1] if pyinfra else chain[-1][1]
+    return (pyinfra or [number for _, number in chain] or [pid])[-1]
 
 
 def read_holder(path: Path = layout.LOCK) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ def _bf16_o_proj(
     """
     # The kernel is plain Triton, whatever the name of its module says. It is imported late
     # because that module is loaded for ROCm only, and this one for every FP8 model too.
-    from vllm.v1.attention.ops.rocm_aiter_mla_sparse import (  # type: ignore[import-not-found]
+    from vllm.v1.attention.ops.rocm_aiter_mla_sparse import (
         _fused_inverse_rope_gptj,
     )
 
