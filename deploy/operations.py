@@ -45,7 +45,14 @@ def proving(decide: Callable[P, Commands]) -> PyinfraOperation[P]:
     return _operation(decide, changes=False)
 
 
-def _operation(decide: Callable[P, Commands], *, changes: bool) -> PyinfraOperation[P]:
+def telling(decide: Callable[P, Commands]) -> PyinfraOperation[P]:
+    """Make an operation that only looks, also at a machine on which another deploy is at work."""
+    return _operation(decide, changes=False, locks=False)
+
+
+def _operation(
+    decide: Callable[P, Commands], *, changes: bool, locks: bool = True
+) -> PyinfraOperation[P]:
 
     @wraps(decide)
     def body(*args: P.args, **kwargs: P.kwargs) -> Commands:
@@ -54,7 +61,7 @@ def _operation(decide: Callable[P, Commands], *, changes: bool) -> PyinfraOperat
         if first is None:
             host.noop("already as it shall be")
             return
-        if context.state.is_executing and not facts.run().locked:
+        if locks and context.state.is_executing and not facts.run().locked:
             yield lock_command()
             facts.run().locked = facts.current().known
             facts.forget()
@@ -459,7 +466,7 @@ def receipt(body: Callable[[], dict[str, Any]]) -> Commands:
         yield results.Collect()
 
 
-@proving
+@telling
 def told(tool_name: str) -> Commands:
     """Have one of the target's tools tell what it found; nothing is changed.
 
