@@ -34,6 +34,7 @@ case "$1" in
     pip)
         [ -z "${{UV_WAITS:-}}" ] || {{ touch "$UV_WAITS"; sleep 30; }}
         [ -z "${{UV_FAILS:-}}" ] || {{ printf '%b' "$UV_FAILS" >&2; exit 2; }}
+        [ "$2" != check ] || printf '%b' "${{UV_UNMET:-}}" >&2
         [ "$2" = sync ] || exit 0
         while [ "$1" != --python ]; do shift; done
         cp -r "$UV_PACKAGES/." "${{2%/bin/python}}/lib/python3.11/site-packages/"
@@ -392,6 +393,33 @@ def test_a_wheel_no_index_has_is_offered_to_the_install(opt: Path, describe: Des
     assert run(opt) == 1
     assert f"expected sha256 {'11' * 32}, got {digest}" in progress(opt)["error"]
     assert len(calls(opt)) == before
+
+
+def test_what_a_wheel_from_outside_asks_for_in_vain_is_said(
+    opt: Path,
+    describe: Describe,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Of that wheel only: what the lock overrides is meant. Without one, nothing is asked."""
+    monkeypatch.setenv(
+        "UV_UNMET",
+        "Found 2 incompatibilities\\n"
+        "The package `archived-vllm` requires `torch==2.9`, but `2.13.0` is installed\\n"
+        "The package `flashinfer` requires `x>=2`, but it's not installed\\n",
+    )
+    describe()
+    assert run(opt) == 0
+    assert not [call for call in calls(opt) if call.startswith("pip check")]
+    wheel = opt / "archived_vllm-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    part = {"name": "vllm", "location": str(wheel), "sha256": store.sha256_bytes(b"wheel")}
+    describe(id="lab-000000000001", replace=[part])
+    assert run(opt) == 0
+    manifest = store.read_json(opt / "runtimes/lab-000000000001" / runtime.MANIFEST) or {}
+    wanted = "archived-vllm asks for torch==2.9: 2.13.0 is installed"
+    assert manifest["parts"]["unmet"] == [wanted]
+    assert f"note: {wanted}; the lock decides" in capfd.readouterr().out
 
 
 def test_a_wheel_is_downloaded_whole_and_by_hash(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class Build:
         self.environment = toolkit.environment(spec, self.home, os.environ)
         self.patched: dict[str, str] = {}
         self.parts: dict[str, Any] = {}
+        self.from_outside: list[str] = []
 
     @property
     def site(self) -> Path:
@@ -152,6 +153,7 @@ class Build:
 
     def put_in(self, wheel: Path) -> None:
         """Install one wheel, without what it asks for: the lock has that."""
+        self.from_outside.append(wheel.name.partition("-")[0])
         install.call(install.wheel_command(self.home, wheel), f"installing {wheel.name}")
         self.same_torch(f"installing {wheel.name}")
 
@@ -183,6 +185,18 @@ class Build:
                 f"{len(faults)} files are damaged after the install, first: {faults[0]}; what uv"
                 f" had cached of {', '.join(sorted(names))} is purged: run the deploy again"
             )
+
+    def note_unmet(self) -> None:
+        """Say what wheels from outside the lock ask for in vain.
+
+        Only said: the archived fork's wheel has no lock of its own, and whether it works with
+        another's packages shows in the proof that follows.
+        """
+        if not self.from_outside:
+            return
+        self.parts["unmet"] = install.unmet(self.home, self.from_outside)
+        for line in self.parts["unmet"]:
+            print(f"dsv4 build: note: {line}; the lock decides", flush=True)
 
     def check_toolkit(self) -> None:
         """Refuse a toolkit that would fail later, or make code for another GPU."""
@@ -325,6 +339,7 @@ class Build:
         self.check_toolkit()
         self.extension()
         self.plugin()
+        self.note_unmet()
         self.patch()
         self.prove()
         self.finish()

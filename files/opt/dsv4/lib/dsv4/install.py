@@ -127,6 +127,30 @@ def wheel_command(home: Path, wheel: Path) -> list[str]:
     return [*command, "--python", str(home / "bin/python"), str(wheel)]
 
 
+UNMET: Final = re.compile(r"The package `(?P<name>[^`]+)` requires `(?P<wants>[^`]+)`, but (.+)")
+
+
+def unmet(home: Path, names: Iterable[str]) -> list[str]:
+    """Return what packages ask for that is not there, or there in another version.
+
+    Of those named only: a lock overrides what its own packages ask for where they are wrong.
+    """
+    command = [*UV, "pip", "check", "--python", str(home / "bin/python")]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    wanted = {normal(name) for name in names}
+    found = UNMET.finditer(f"{done.stdout}\n{done.stderr}")
+    return [
+        f"{it['name']} asks for {it['wants']}: {it[3].strip().replace('`', '')}"
+        for it in found
+        if normal(it["name"]) in wanted
+    ]
+
+
+def normal(name: str) -> str:
+    """Return a distribution's name in the one form in which names are compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def download(name: str, version: str, sha256: str, mirror: str | None, into: Path) -> Path:
     """Return a wheel as an index has it, whole, by its hash: uv keeps only what it unpacked."""
     home = into / sha256[:16]
