@@ -293,7 +293,7 @@ def compile_sources(folder: Path, sources: list[str]) -> Mapping[str, Compiled]:
 
     An error does not depend on the optimiser, and half of the time does.
     """
-    kept = CACHE / "aarch64-objects"
+    kept = CACHE / "objects"
     kept.mkdir(parents=True, exist_ok=True)
     made_for, made_with = target(), tools()
     digest = extension.digest_of(extension.hashes_of(folder))
