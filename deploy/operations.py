@@ -485,4 +485,4 @@ def removed(*, packs: bool) -> Commands:
     if found.get("pending"):
         if not context.state.is_executing:
             results.show(context.ctx_host.get(), found)
-        yield results.Remove(packs=packs)
+        yield results.Remove(packs=packs, token=facts.run().token)

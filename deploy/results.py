@@ -179,10 +179,11 @@ class Told(PyinfraCommand):
 class Remove(PyinfraCommand):
     """Run `dsv4 remove` from the tools shipped here, whatever the target has of them."""
 
-    def __init__(self, *, packs: bool) -> None:
-        """Take packs along, or not."""
+    def __init__(self, *, packs: bool, token: str) -> None:
+        """Take packs along, or not; the token is that of the run that has the deploy lock."""
         super().__init__()
         self.packs = packs
+        self.token = token
 
     def __repr__(self) -> str:
         """Return what is shown in debug output."""
@@ -192,7 +193,8 @@ class Remove(PyinfraCommand):
         self, state: "Pyinfra", host: "Host", connector_arguments: "ConnectorArguments"
     ) -> bool:
         """Return whether all went that was to go."""
-        words = ["remove", "--yes", "--json", *(["--packs"] if self.packs else [])]
+        words = ["remove", "--yes", "--json", "--token", self.token]
+        words += ["--packs"] if self.packs else []
         connector_arguments = {**connector_arguments, "_stdin": bundle.archive()}
         _, lines = follow.ask(host, bundle.run_command(*words), connector_arguments)
         found = parsed(lines)

@@ -10,6 +10,7 @@ it is named. The record goes last.
 import argparse
 import contextlib
 import fnmatch
+import grp
 import json
 import os
 import pwd
@@ -24,7 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dsv4 import cgroup, layout, processes, store, systemd
+from dsv4 import __main__ as front
+from dsv4 import accounts, cgroup, layout, lock, processes, store, systemd
 
 Do = Literal["stop", "remove", "keep"]
 
@@ -105,14 +107,26 @@ def accounts_of(whole: Mapping[str, Any]) -> list[str]:
     """Return the accounts that we made: by the record, or by the way we make them."""
     found = []
     for name in (layout.USER, layout.USER_FETCH):
+        recorded = name in section(whole, "users")
         try:
             account = pwd.getpwnam(name)
         except KeyError:
+            if recorded and group(name):  # userdel leaves a group in which somebody else is
+                found.append(name)
             continue
         like_ours = account.pw_dir == ACCOUNT_HOME and account.pw_shell.endswith("nologin")
-        if name in section(whole, "users") or like_ours:
+        if recorded or like_ours:
             found.append(name)
     return found
+
+
+def group(name: str) -> bool:
+    """Say whether there is such a group."""
+    try:
+        grp.getgrnam(name)
+    except KeyError:
+        return False
+    return True
 
 
 def there(path: Path) -> bool:
@@ -151,7 +165,7 @@ class Sorter:
                 yield from tree(path, self.mounted)
             elif path.is_dir() and not path.is_symlink() and self.holds_ours(path):
                 yield from self.directory(path)
-            elif path in self.ours and not path.is_dir():
+            elif path in self.ours and (path.is_symlink() or not path.is_dir()):
                 yield Item("remove", "file", str(path))
             else:
                 yield Item("keep", "path", str(path), "not put there by this project")
@@ -202,7 +216,6 @@ def plan(*, packs: bool) -> list[Item]:
     """Return what is to be done now, in order; nothing but keeps when all is gone already."""
     whole = record()
     paths = known_paths(whole)
-    accounts = accounts_of(whole)
     mounted = mounts(Path("/proc/self/mountinfo").read_text())
     items = [*units(paths), *outside(paths, whole)]
     for top in filter(there, TOPS):
@@ -213,10 +226,9 @@ def plan(*, packs: bool) -> list[Item]:
         if top == layout.VAR:
             found += pack_items(mounted, packs=packs)
         items += [*found, *emptied(top, found, mounted)]
-    items += [Item("remove", "account", name) for name in accounts]
+    items += [Item("remove", "account", name) for name in accounts_of(whole)]
     # The record and its directory are the last but for the lock that is held meanwhile
-    late = {str(layout.RECORD_JSON), str(layout.ETC)}
-    items.sort(key=lambda item: item.name in late)
+    items.sort(key=lambda item: item.name in late())
     if there(layout.WORK_LOCK):
         items.append(Item("remove", "file", str(layout.WORK_LOCK)))
     installed = sorted(section(whole, "packages"))
@@ -224,6 +236,11 @@ def plan(*, packs: bool) -> list[Item]:
         why = "others may need them by now; apt-get remove those that none does"
         items.append(Item("keep", "Debian packages", " ".join(installed), why))
     return items
+
+
+def late() -> set[str]:
+    """Return what goes when all else is gone: without the record less would be known."""
+    return {str(path) for path in (layout.RECORD_JSON, layout.ETC, layout.WORK_LOCK)}
 
 
 def units(paths: Iterable[Path]) -> Iterator[Item]:
@@ -354,13 +371,16 @@ def end_processes(account: str) -> None:
 
 def remove_account(account: str) -> str | None:
     """Remove an account and its group."""
-    end_processes(account)
-    return run("userdel", account)
+    if accounts.exists(account):
+        end_processes(account)
+        if fault := run("userdel", account):
+            return fault
+    return run("groupdel", account) if group(account) else None
 
 
 def to_root(owners: Iterable[str]) -> None:
     """Give packs that stay to root: the account they belong to goes."""
-    uids = {pwd.getpwnam(name).pw_uid for name in owners}
+    uids = {ids[0] for name in owners if (ids := accounts.ids_of(name))}
     for path in (layout.PACKS, *layout.PACKS.rglob("*")):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid in uids:
@@ -369,21 +389,24 @@ def to_root(owners: Iterable[str]) -> None:
 
 def carry_out(items: Iterable[Item]) -> Iterator[tuple[Item, str | None]]:
     """Do it; yield each thing with what went wrong."""
-    done = False
+    stale = False  # whether systemd remembers what is not there any more
     for item in items:
         if item.what == "packs":
             to_root(accounts_of(record()))
         if item.do == "keep":
             continue
-        done = True
+        if stale and item.name in late():
+            run("systemctl", "daemon-reload")
+            stale = False
+        stale |= item.name not in late()
         if item.do == "stop":
             yield item, stop(item.name)
         elif item.what == "account":
             yield item, remove_account(item.name)
         else:
             yield item, take_away(item)
-    if done:
-        run("systemctl", "daemon-reload")  # so that it forgets them
+    if stale:
+        run("systemctl", "daemon-reload")
 
 
 def main(argv: list[str]) -> int:
@@ -396,16 +419,24 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="do it; without, only list it")
     parser.add_argument("--packs", action="store_true", help="take the downloaded packs along")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--token", help="the name of the deploy that does this, which has the lock")
     options = parser.parse_args(argv)
     if os.geteuid() != 0:
         sys.stderr.write("dsv4 remove: only root can; run sudo dsv4 remove\n")
         return 3
+    holder = lock.read_holder(layout.LOCK)
+    if options.yes and holder is not None and holder.get("token") != options.token:
+        sys.stderr.write(
+            f"dsv4 remove: a deploy is at work on this machine: {lock.describe(holder)};"
+            " wait for it or stop it, then run again\n"
+        )
+        return 1
     items = plan(packs=options.packs)
     faults: dict[str, str] = {}
-    if options.yes:
-        for item, fault in carry_out(items):
-            if fault is not None:
-                faults[item.name] = fault
+    if options.yes and any(item.do != "keep" for item in items):
+        with front.alone("remove", layout.WORK_LOCK):
+            items = plan(packs=options.packs)  # the command that was waited for made its share
+            faults = {item.name: why for item, why in carry_out(items) if why is not None}
     lines = [f"{item}{f': {faults[item.name]}' if item.name in faults else ''}" for item in items]
     pending = [item for item in items if item.do != "keep"]
     if options.json:
