@@ -667,6 +667,15 @@ def test_what_belongs_to_another_user_is_said_with_the_way_out(tmp_path: Path) -
     )
 
 
+def test_a_failure_that_cannot_be_looked_into_is_still_said(tmp_path: Path) -> None:
+    """Where `stat` fails for another reason than absence: closed to us, or no name at all."""
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(OSError, match="too long"):
+        path.exists()
+    words = fetch.words_of(PermissionError(errno.EACCES, "Permission denied", str(path)))
+    assert f"{tmp_path} belongs to root" in words
+
+
 # Xet
 
 

@@ -181,6 +181,16 @@ def test_needrestart_leaves_us_alone() -> None:
     assert done.stdout == "1110"
 
 
+def test_the_download_has_its_credentials_wherever_it_needs_them() -> None:
+    """systemd 252 closes their directory to ExecStartPost=, where the download would fail for ever
+    with the pack complete and the token left on the machine.
+    """
+    lines = directives(LAB, layout.UNIT_FETCH)
+    assert lines.count(f"ExecStart={layout.DSV4} fetch") == 2
+    (after,) = [line for line in lines if line.startswith("ExecStartPost=")]
+    assert after == f"ExecStartPost=+/bin/rm -f {layout.HUB_TOKEN} {layout.FETCH_WANTED}"
+
+
 def test_run_directory_is_roots() -> None:
     """Whoever owns it decides what the engine is said to have started from."""
     (line,) = [

@@ -672,7 +672,8 @@ def words_of(error: Exception) -> str:
 
 def whose(path: Path) -> str:
     """Return why we may not touch a path: an earlier try by another user left it, as a rule."""
-    there = next((known for known in (path, *path.parents) if known.exists()), path)
+    # Path.exists() raises where a directory above is closed to us
+    there = next((known for known in (path, *path.parents) if os.path.exists(known)), path)  # noqa: PTH110
     try:
         owner = there.owner()
     except (OSError, KeyError):
