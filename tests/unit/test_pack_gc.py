@@ -12,10 +12,9 @@ from dsv4 import layout, pack_gc, store
 
 
 @pytest.fixture
-def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def at(tmp_path: Path) -> Path:
     """Three revisions of one pack and one of another; `new` is served, `old` still runs."""
     packs, views = tmp_path / "packs", tmp_path / "views"
-    monkeypatch.setattr(layout, "PACKS", packs)
     for name in ("mine/older", "mine/old", "mine/new", "mine/wanted", "theirs/one"):
         (packs / name).mkdir(parents=True)
         (packs / name / "a.safetensors").write_bytes(os.urandom(8192))
@@ -34,6 +33,7 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(at: Path, *more: str) -> int:
     words = ["--packs", str(at / "packs"), "--views", str(at / "views")]
     words += ["--spec", str(at / "fetch.json"), "--started", str(at / "started.json")]
+    words += ["--user", "root"]
     return pack_gc.main([*words, *more])
 
 
@@ -88,14 +88,188 @@ def test_an_adopted_pack_is_no_leftover_of_ours(at: Path) -> None:
     assert "packs/mine/old" in tree(at)
 
 
-def parts(at: Path) -> list[str]:
-    return sorted(path.name for path in at.glob("packs/mine/new/.*"))
+def adopt(at: Path, directory: Path) -> None:
+    """Have a directory served, as the deploy does with `pack_dir`."""
+    (at / "views/v2/a.safetensors").unlink()
+    (at / "views/v2/a.safetensors").symlink_to(directory / "a.safetensors")
+    made_from = {"pack_root": str(directory)}
+    store.write_json(at / "views/current.json", {"id": "v2", "made_from": made_from})
 
 
-def test_parts_of_a_download_that_is_over_go(at: Path) -> None:
-    (at / "packs/mine/new/.b.safetensors.part").write_bytes(b"x")
+def arrange(at: Path, how: str) -> Path:
+    """Return a directory that is in some way the pack `theirs/one`."""
+    one, mine = at / "packs/theirs/one", at / "home"
+    mine.mkdir()
+    if how == "a link to it":
+        (mine / "pack").symlink_to(one)
+    elif how == "a link to a link to it":
+        (mine / "hop").symlink_to(one)
+        (mine / "pack").symlink_to("hop")
+    elif how == "through a link to the packs":
+        (mine / "all").symlink_to(at / "packs/theirs")
+        return mine / "all/one"
+    elif how == "links to its files":
+        (mine / "pack").mkdir()
+        (mine / "pack/a.safetensors").symlink_to(one / "a.safetensors")
+    elif how == "relative links to its files":
+        (mine / "pack").mkdir()
+        (mine / "pack/a.safetensors").symlink_to("../../packs/theirs/../theirs/one/a.safetensors")
+    elif how == "a link in it that leads out again":
+        (one / "a.safetensors").rename(mine / "blob")
+        (one / "a.safetensors").symlink_to(mine / "blob")
+        (mine / "pack").mkdir()
+        (mine / "pack/a.safetensors").symlink_to(one / "a.safetensors")
+    elif how == "a file only the pack has, in a directory behind a link":
+        (one / "sub").mkdir()
+        (one / "sub/deep.bin").write_bytes(b"x")
+        (mine / "pack").mkdir()
+        (mine / "pack/a.safetensors").write_bytes(b"x")
+        (mine / "pack/more").symlink_to(one / "sub")
+    return mine / "pack"
+
+
+@pytest.mark.parametrize("seen_by", ["the note", "the view"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a link to it",
+        "a link to a link to it",
+        "through a link to the packs",
+        "links to its files",
+        "relative links to its files",
+        "a link in it that leads out again",
+        "a file only the pack has, in a directory behind a link",
+    ],
+)
+def test_what_a_served_directory_reaches_stays(at: Path, how: str, seen_by: str) -> None:
+    """Whichever way it gets there: a name tells nothing about the bytes behind it."""
+    if seen_by == "the view" and how.startswith("a file only"):
+        pytest.skip("a view links files, and this one is not in it")
+    adopt(at, arrange(at, how))
+    if seen_by == "the view":
+        (at / "views/current.json").unlink()
+    before = {path: os.path.lexists(path) for path in (at / "packs/theirs").rglob("*")}
     assert run(at, "--remove") == 0
-    assert parts(at) == []
+    assert {path: os.path.lexists(path) for path in before} == before
+    assert "packs/mine/older" not in tree(at), "what is not reached goes"
+    assert (at / "packs/theirs/one.json").exists()
+
+
+def test_links_where_packs_are_stay(at: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody moved a pack, or a whole model's packs, to another disk and linked them."""
+    for name in ("packs/mine/older", "packs/theirs"):
+        moved = at / f"disk2-{Path(name).name}"
+        (at / name).rename(moved)
+        (at / name).symlink_to(moved)
+    assert run(at, "--remove") == 0
+    assert (at / "disk2-older/a.safetensors").exists()
+    assert (at / "disk2-theirs/one/a.safetensors").exists()
+    assert (at / "packs/mine/older.json").exists()
+    said = capsys.readouterr().err
+    assert f"{at}/packs/mine/older: left alone, it is no download of ours (a link)" in said
+    assert f"{at}/packs/theirs: left alone" in said
+
+
+def test_what_has_no_record_of_ours_stays(at: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be anybody's, and cannot be fetched again; half of a removal is ours."""
+    (at / "packs/mine/older.json").unlink()
+    (at / "packs/mine/.removing-gone/sub").mkdir(parents=True)
+    (at / "packs/mine/notes").mkdir()
+    assert run(at, "--remove", "--json") == 0
+    out, said = capsys.readouterr()
+    assert (at / "packs/mine/older/a.safetensors").exists()
+    assert (at / "packs/mine/notes").is_dir()
+    assert not (at / "packs/mine/.removing-gone").exists()
+    assert "packs/mine/older: left alone" in said
+    left = [str(at / "packs/mine/notes"), str(at / "packs/mine/older")]
+    assert json.loads(out)["left"] == left
+
+
+@pytest.mark.parametrize("text", ["{", "", "[]", "null", '"x"', '{"name": 1}', "{}\0"])
+@pytest.mark.parametrize("name", ["fetch.json", "started.json", "views/current.json"])
+def test_when_what_stays_cannot_be_told_nothing_goes(
+    at: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text.startswith('{"name"') and name != "fetch.json":
+        pytest.skip("an object, and only a download has to be named in it")
+    (at / name).write_text(text)
+    before = tree(at)
+    assert run(at, "--remove", "--json") == 3
+    out, said = capsys.readouterr()
+    assert json.loads(out)["ok"] is False
+    assert str(at / name) in said
+    assert tree(at) == before
+
+
+def parts(at: Path) -> list[str]:
+    return sorted(path.name for path in at.glob("packs/mine/*/.*"))
+
+
+@pytest.mark.parametrize(
+    ("record", "stays"),
+    [
+        ({"complete": True}, False),
+        ({"complete": False, "files": {}}, True),
+        ({}, True),
+        ({"complete": "yes"}, True),
+        (None, True),
+    ],
+)
+@pytest.mark.parametrize("revision", ["wanted", "new", "old"])
+def test_partial_files_go_only_from_what_is_complete(
+    at: Path, record: dict[str, Any] | None, stays: bool, revision: str
+) -> None:
+    """An unfinished download goes on from them, if it takes a week to be told to."""
+    (at / f"packs/mine/{revision}/.b.safetensors.part").write_bytes(b"x")
+    if record is None:
+        (at / f"packs/mine/{revision}.json").write_text("{")
+    else:
+        store.write_json(at / f"packs/mine/{revision}.json", record)
+    assert run(at, "--remove") == 0
+    assert parts(at) == ([".b.safetensors.part"] if stays else [])
+
+
+def test_an_unfinished_download_of_what_is_not_wanted_goes(at: Path) -> None:
+    (at / "packs/mine/older/.b.safetensors.part").write_bytes(b"x")
+    store.write_json(at / "packs/mine/older.json", {"complete": False})
+    (at / "packs/mine/older.hashed").write_text("{}")
+    assert run(at, "--remove") == 0
+    assert not list((at / "packs/mine").glob("older*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="goes on as another user")
+def test_packs_are_removed_as_their_owner(at: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing in the fetcher's tree may have root remove what is not the fetcher's."""
+    nobody = 65534
+    for above in (at, *list(at.parents)[:2]):
+        above.chmod(0o755)
+    for path in (at / "packs", *(at / "packs").rglob("*")):
+        os.chown(path, nobody, nobody)
+    roots = at / "packs/mine/older/roots"
+    roots.mkdir()
+    (roots / "own").write_text("root's")
+
+    def as_nobody() -> int:
+        child = os.fork()
+        if child == 0:
+            os._exit(run(at, "--remove", "--user", "nobody"))
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert as_nobody() == 3
+    assert "Permission denied" in capfd.readouterr().err
+    assert not (at / "views/v0").exists(), "views are root's, and went first"
+    assert list(at.glob("packs/mine/*older/roots/own"))
+    os.chown(next(at.glob("packs/mine/*older/roots")), nobody, nobody)
+    assert as_nobody() == 0
+    assert not list(at.glob("packs/mine/*older"))
+    assert (at / "packs/mine/new/a.safetensors").exists()
+
+
+def test_without_the_account_no_pack_goes(at: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(at)
+    assert run(at, "--remove", "--user", "no-such-user") == 3
+    assert "no-such-user" in capsys.readouterr().err
+    assert tree(at) == before
 
 
 def removing(at: Path, stop_after: int) -> None:
