@@ -12,6 +12,9 @@ DIRECTORIES: list[Entry] = [
     Dir(path=layout.LOCKS),
     Dir(path=layout.RUNTIMES),
     Dir(path=layout.WHEELS),
+    Dir(path=layout.SHARE),
+    Dir(path=layout.SCRAPE.parent),
+    Dir(path=layout.DASHBOARD.parent),
     Dir(path=layout.ETC, group=layout.USER, mode="750"),
     Dir(path=layout.CREDENTIALS, mode="700"),
     Dir(path=layout.VAR),
@@ -25,7 +28,7 @@ DIRECTORIES: list[Entry] = [
     File(path=layout.DSV4, content=(layout.FILES / "opt/dsv4/bin/dsv4").read_bytes(), mode="755"),
     *(
         File(path=path, content=(layout.FILES / str(path).lstrip("/")).read_bytes())
-        for path in (layout.NEEDRESTART, layout.TMPFILES)
+        for path in (layout.NEEDRESTART, layout.TMPFILES, layout.DASHBOARD)
     ),
 ]
 

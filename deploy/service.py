@@ -17,6 +17,9 @@ UNITS = (
     layout.UNIT_LIVENESS,
 )
 
+PROMETHEUS_KEY = "/etc/prometheus/dsv4.key"
+"""Where a copy of the key is for Prometheus, which may not read the service's; the owner's."""
+
 
 def engine_unit(chosen: settings.Settings, state: State) -> units.EngineUnit:
     """Return what the unit templates are filled with, for these settings on this machine."""
@@ -56,6 +59,19 @@ def credentials(chosen: settings.Settings) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(path)) for name, path in given if path is not None)
 
 
+def scrape(chosen: settings.Settings) -> bytes:
+    """Return what Prometheus is to be told of this machine."""
+    scheme, _, address = chosen.url.partition("://")
+    return template(
+        layout.SCRAPE,
+        scheme=scheme,
+        address=address,
+        key=chosen.serve_api_key,
+        copy=PROMETHEUS_KEY,
+        layout=layout,
+    )
+
+
 def entries(chosen: settings.Settings, state: State) -> list[Entry]:
     """Return everything the engine starts from, and the units that guard it."""
     guard = json.dumps(chosen.guard(), indent=1, sort_keys=True)
@@ -69,6 +85,7 @@ def entries(chosen: settings.Settings, state: State) -> list[Entry]:
             mode="640",
         ),
         File(path=layout.GUARD_JSON, content=guard.encode() + b"\n"),
+        File(path=layout.SCRAPE, content=scrape(chosen)),
         File(
             path=layout.ENVIRONMENT,
             content=chosen.environment_text(toolkit, state.current).encode(),

@@ -135,6 +135,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(pwd, "getpwnam", getpwnam)
     monkeypatch.setattr(grp, "getgrnam", getgrnam)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(here.remove, "SHARED", ())
     monkeypatch.setattr(here.remove, "run", here.run)
     monkeypatch.setattr(here.remove, "end_processes", lambda name: None)
     here.at("/run").mkdir()
@@ -420,6 +421,22 @@ def test_packs_that_stay_belong_to_root(deployed: Machine, monkeypatch: pytest.M
     assert ("packs", 0, 0, False) in given
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_what_our_accounts_left_in_tmp_goes(
+    deployed: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries write there without being asked; others' files and links beside it stay."""
+    shared = deployed.at("/tmp")
+    ours = deployed.put("/tmp/torchinductor_dsv4/kernel").parent
+    theirs = deployed.put("/tmp/theirs")
+    monkeypatch.setattr(deployed.remove, "SHARED", (shared, deployed.at("/dev/shm")))
+    os.chown(ours, 990, 990)
+    (shared / "link").symlink_to(theirs)
+    assert deployed.go("--yes") == 0
+    assert not ours.exists()
+    assert {path.name for path in shared.iterdir()} == {"theirs", "link"}
+
+
 @pytest.fixture
 def killed_at(deployed: Machine, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Run a removal that is killed before its n-th deed."""
@@ -538,5 +555,7 @@ def test_accounts_are_recognised_as_they_are_made(
     assert accounts.main([layout.USER]) == 0
     (command,) = made
     home, shell = (command[command.index(word) + 1] for word in ("--home-dir", "--shell"))
-    machine.users[layout.USER] = SimpleNamespace(pw_uid=990, pw_dir=home, pw_shell=shell)
+    machine.users[layout.USER] = SimpleNamespace(
+        pw_uid=990, pw_gid=990, pw_dir=home, pw_shell=shell
+    )
     assert "remove account dsv4" in machine.pending()

@@ -213,6 +213,7 @@ class Tool:
             **runtime_proof.environment(),
             "PATH": f"{self.home}/bin:/usr/bin:/bin",
             "HOME": str(home),
+            "TMPDIR": str(home),
             "VLLM_LOGGING_LEVEL": "ERROR",
         }
         return {**own, "OPENAI_API_KEY": self.key} if self.key else own

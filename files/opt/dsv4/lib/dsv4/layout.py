@@ -20,6 +20,9 @@ RUNTIMES: Final = ROOT / "runtimes"
 CURRENT: Final = ROOT / "current"
 PREVIOUS: Final = ROOT / "previous"
 WHEELS: Final = ROOT / "wheels"
+SHARE: Final = ROOT / "share"
+SCRAPE: Final = SHARE / "prometheus/dsv4.yml"
+DASHBOARD: Final = SHARE / "grafana/dsv4.json"
 
 # What the owner decided
 ETC: Final = Path("/etc/dsv4")

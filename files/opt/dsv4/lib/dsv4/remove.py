@@ -56,6 +56,9 @@ MADE: Final = (
 PACKED: Final = (f"*/{HEX * 40}", f"*/{HEX * 40}.json", "*/.*", ".*")
 """What the download makes below the packs."""
 
+SHARED: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - looked through
+"""Where everybody may write: what belongs to our accounts there came from our processes."""
+
 ACCOUNT_HOME: Final = "/nonexistent"
 END_S: Final = 20.0
 STOP_S: Final = 180.0
@@ -226,6 +229,7 @@ def plan(*, packs: bool) -> list[Item]:
         if top == layout.VAR:
             found += pack_items(mounted, packs=packs)
         items += [*found, *emptied(top, found, mounted)]
+    items += [*left_behind(whole, mounted)]
     items += [Item("remove", "account", name) for name in accounts_of(whole)]
     # The record and its directory are the last but for the lock that is held meanwhile
     items.sort(key=lambda item: item.name in late())
@@ -281,6 +285,15 @@ def outside(paths: set[Path], whole: Mapping[str, Any]) -> Iterator[Item]:
         for drop_in in sorted(layout.SYSTEMD.glob(f"{unit}.d/*")):
             if drop_in not in paths:
                 yield Item("keep", "file", str(drop_in), "a drop-in of your own")
+
+
+def left_behind(whole: Mapping[str, Any], mounted: set[Path]) -> Iterator[Item]:
+    """Yield what our accounts have in directories for everybody, while their numbers are known."""
+    uids = {ids[0] for name in accounts_of(whole) if (ids := accounts.ids_of(name))}
+    for path in (path for place in SHARED if place.is_dir() for path in sorted(place.iterdir())):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid in uids:
+                yield from tree(path, mounted)
 
 
 def pack_items(mounted: set[Path], *, packs: bool) -> Iterator[Item]:

@@ -44,6 +44,7 @@ def environment(home: str) -> dict[str, str]:
     return {
         "HOME": home,
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "TMPDIR": home,  # torch makes a directory there as it is imported, and leaves it
         "VLLM_CACHE_ROOT": f"{home}/cache",
         "VLLM_CONFIG_ROOT": f"{home}/config",
         "VLLM_LOGGING_LEVEL": "ERROR",
