@@ -195,6 +195,80 @@ def test_a_reboot_is_asked_for(place: Place) -> None:
     assert "driver 580.95.05, its library is 580.99.01" in row.text
 
 
+@pytest.mark.parametrize(
+    ("unit", "progress", "state", "words"),
+    [
+        (
+            {"ActiveState": "activating", "SubState": "start"},
+            {"state": "running", "done_bytes": 41_000_000_000, "total_bytes": 101_440_000_000},
+            "ok",
+            "41.0 of 101.4 GB",
+        ),
+        (
+            {"ActiveState": "failed", "Result": "exit-code"},
+            {"error": "the disk is full"},
+            "fault",
+            "the disk is full",
+        ),
+        (
+            {"ActiveState": "failed", "Result": "exit-code"},
+            {},
+            "fault",
+            "dsv4-fetch.service failed (exit-code)",
+        ),
+        # complete, by its own words, and tried again for ever: that is not at work
+        (
+            {"ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code"},
+            {"state": "done", "done_bytes": 5, "total_bytes": 5, "error": None},
+            "fault",
+            "waits for its next try: dsv4-fetch.service failed (exit-code)",
+        ),
+    ],
+)
+def test_the_download_row(
+    place: Place, unit: dict[str, str], progress: dict[str, Any], state: str, words: str
+) -> None:
+    """How far it is, or why it is not."""
+    layout.FETCH_PROGRESS.write_text(json.dumps(progress))
+    row = only(status.background(Staged(place, {layout.UNIT_FETCH: unit})))
+    assert (row.check, row.state) == ("download", state)
+    assert words in row.text
+
+
+def test_what_differs_from_the_last_receipt_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ours it is a fault; a kernel that was upgraded is what to think of when something is."""
+    monkeypatch.setattr("platform.release", lambda: "6.11.0-2")
+    for name in ("SERVE_YAML", "ENVIRONMENT", "GUARD_JSON"):
+        monkeypatch.setattr(layout, name, place.proc / getattr(layout, name).name)
+    receipt: dict[str, Any] = {"revision": "ab" * 20, "kernel": "6.11.0-1"}
+
+    def row() -> Finding:
+        picture = Staged(place, units())
+        picture.__dict__["deployed"] = ("0003-x-deploy.json", receipt)
+        return only(status.since_receipt(picture))
+
+    assert row().state == "ok"
+    assert "kernel 6.11.0-1 -> 6.11.0-2" in row().text
+    receipt["kernel"] = "6.11.0-2"
+    assert row().text == "as in 0003-x-deploy.json (revision abababababab)"
+    # A receipt that knows of no hash says nothing about the file
+    layout.SERVE_YAML.write_text("port: 1\n")
+    assert row().state == "ok"
+    receipt["hashes"] = {"serve.yaml": "0" * 64}
+    assert "serve.yaml 000000000000 -> " in row().text
+    layout.CURRENT.symlink_to("runtimes/lab-0123456789ab")
+    receipt["deployed"] = {"runtime": "lab-ba9876543210"}
+    assert (row().state, row().verdict) == ("fault", "differs")
+    assert "lab-ba9876543210 -> lab-0123456789ab" in row().text
+
+
+def test_without_a_receipt_nothing_can_differ(place: Place) -> None:
+    """A machine on which no deploy came to its end says so."""
+    assert only(status.since_receipt(Staged(place, units()))).state != "fault"
+
+
 def test_what_was_never_recorded_does_not_differ() -> None:
     """An older receipt knows less; that is no change."""
     pairs = {"a": (None, "1"), "b": ("1", "1"), "c": ("1", "2")}

@@ -78,7 +78,8 @@ def alone(
 
 def usage() -> str:
     """Return the help text."""
-    rows = "\n".join(f"  dsv4 {name:<8} {text}" for name, text in OWNER.items())
+    width = max(map(len, OWNER))
+    rows = "\n".join(f"  dsv4 {name:<{width}} {text}" for name, text in OWNER.items())
     return f"usage: dsv4 NAME [--json] [options]\n\n{rows}\n"
 
 

@@ -463,7 +463,8 @@ def since_receipt(at: Picture) -> Rows:
     }
     for path in (layout.SERVE_YAML, layout.ENVIRONMENT, layout.GUARD_JSON):
         if (found := store.sha256_file(path)) is not None:
-            ours[path.name] = (str(hashes.get(path.name))[:12], found[:12])
+            known = hashes.get(path.name)
+            ours[path.name] = (str(known)[:12] if known else None, found[:12])
     module = (machine.read(at.place.module) or "").strip()
     theirs = {
         "kernel": (value.get("kernel"), platform.release()),
@@ -501,8 +502,11 @@ def background(at: Picture) -> Rows:
         (layout.UNIT_BUILD, "build", layout.BUILD_PROGRESS),
     ):
         unit, told = at.unit(name), store.read_json_or(path, {})
-        if unit.get("ActiveState") == "failed":
+        again = unit.get("SubState") == "auto-restart"
+        if again or unit.get("ActiveState") == "failed":
             text = str(told.get("error") or f"{name} failed ({unit.get('Result')})")
+            if again:
+                text = f"waits for its next try: {text}"
             yield Finding(what, "fault", "failed", text, f"journalctl -u {name}; deploy again")
         elif unit.get("ActiveState") in {"activating", "active"}:
             done, total = told.get("done_bytes"), told.get("total_bytes")
