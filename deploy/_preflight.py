@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from deploy import layout
+from deploy._rules import NOBODYS
 from deploy._state import State
 from deploy.routes import Route
 
@@ -59,6 +60,8 @@ class Job:
     """This run's name, by which its own deploy lock is known."""
     headroom_fault: Callable[[float], str | None] = lambda _total_gib: None
     """Why the settings leave too little of a machine of this size."""
+    pack_dir: str | None = None
+    """A pack that somebody has already."""
 
 
 Check = Callable[[Job, State], Iterable[Finding]]
@@ -216,6 +219,34 @@ def disk(job: Job, state: State) -> Iterable[Finding]:
             f"{both(needed + MARGIN_BYTES)} free",
             "make room there, or point pack_dir at a pack you have elsewhere",
         )
+
+
+def own_pack(job: Job, state: State) -> Iterable[Finding]:
+    """A pack that is adopted is there, with all of it where the engine's sandbox shows it."""
+    if job.pack_dir is None:
+        return
+    found = state.machine.get("pack_dir") or {}
+    if found.get("path") != job.pack_dir or found.get("directory") is None:
+        yield unknown("pack_dir")
+        return
+    if not found["directory"]:
+        yield Finding(
+            "pack_dir",
+            False,
+            f"nothing at {job.pack_dir}",
+            "a directory with a pack",
+            "correct pack_dir, or leave it out and have the pack fetched",
+        )
+        return
+    apart = found.get("apart") or {}
+    hidden = next((apart[place] for place in NOBODYS if place in apart), None)
+    yield Finding(
+        "pack_dir",
+        hidden is None,
+        job.pack_dir if hidden is None else f"{job.pack_dir} that leads to {hidden}",
+        f"a pack outside {' and '.join(NOBODYS)}, of which each unit has its own",
+        "move what is there, under /srv for instance",
+    )
 
 
 def both(count: float) -> str:
@@ -417,6 +448,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     headroom,
     page_cache,
     disk,
+    own_pack,
     driver,
     tenants,
     toolkit,

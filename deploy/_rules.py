@@ -155,6 +155,20 @@ def _is_seen_by_builds(key: str) -> Check:
     return check
 
 
+NOBODYS: Final = ("/tmp", "/var/tmp")  # noqa: S108
+"""Each unit has its own, and a machine empties them."""
+
+
+@rule("pack_dir")
+def pack_is_where_units_see_it(chosen: "Settings") -> str | None:
+    """What is under these the engine cannot see; preflight follows the links on the machine."""
+    place = f"{chosen.pack_dir or ''}/"
+    hidden = next((it for it in NOBODYS if place.startswith(f"{it}/")), None)
+    if hidden is None:
+        return None
+    return f"is under {hidden}, of which each unit has its own; put it under /srv"
+
+
 for _key in ("wheel_mirror", "exllamav3_wheel", "plugin_wheel", "engine_wheel"):
     rule(_key)(_is_seen_by_builds(_key))
 

@@ -119,6 +119,8 @@ def arguments(chosen: settings.Settings) -> dict[str, str]:
     describe = (
         f"--port {chosen.serve_port} --cuda-home {shlex.quote(str(chosen.cuda_home))} {mounts}"
     )
+    if chosen.pack_dir is not None:
+        describe += f" --pack-dir {shlex.quote(str(chosen.pack_dir))}"
     packages = " ".join(f"--package {shlex.quote(name)}" for name in chosen.packages)
     return {"library": bundle.library_hash(), "describe": describe, "packages": packages}
 

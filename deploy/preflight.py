@@ -31,6 +31,7 @@ def job(chosen: settings.Settings, state: State) -> _preflight.Job:
         now=time.time(),
         token=facts.run().token,
         headroom_fault=chosen.headroom_fault,
+        pack_dir=None if chosen.pack_dir is None else str(chosen.pack_dir),
     )
 
 

@@ -24,9 +24,12 @@ PROMETHEUS_KEY = "/etc/prometheus/dsv4.key"
 def engine_unit(chosen: settings.Settings, state: State) -> units.EngineUnit:
     """Return what the unit templates are filled with, for these settings on this machine."""
     own_pack = () if chosen.pack_dir is None else (str(chosen.pack_dir),)
+    # Where its links lead, as far as the machine was asked; its name tells until then
+    apart = (state.machine.get("pack_dir") or {}).get("apart") or {}
     # The proof of a start asks at the address the server listens on
     own = () if chosen.loopback or chosen.listens_everywhere else (chosen.serve_host,)
-    at_home = any(path.startswith(("/home/", "/root/")) for path in own_pack)
+    at_home = any(path.startswith(("/home/", "/root/", "/run/user/")) for path in own_pack)
+    at_home = at_home or any(place in apart for place in ("/home", "/root", "/run/user"))
     return units.EngineUnit(
         model=chosen.served_name,
         groups=tuple(state.raw.get("groups", [])),

@@ -485,14 +485,8 @@ class Settings(
 
     @property
     def pack_root(self) -> Path:
-        """Where the pack's files really are.
-
-        The hub's own cache keeps them beside its snapshots, which hold links only.
-        """
-        own = self.pack_dir
-        if own is None:
-            return layout.PACKS
-        return own.parent.parent if own.parent.name == "snapshots" else own
+        """The directory that every file of the pack is named in, by whatever links."""
+        return self.pack_dir or layout.PACKS
 
     @property
     def kv_cache_dtype(self) -> str:

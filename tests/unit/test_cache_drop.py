@@ -103,6 +103,42 @@ def test_cache_is_dropped_even_when_just_written(
     assert residency.resident(pack / "outside") == MIB
 
 
+@pytest.mark.parametrize("served", ["snapshot", "link to it", "links to blobs", "link to links"])
+def test_an_adopted_hub_cache_is_dropped_and_nothing_beside_it(
+    disk: Path, capsys: pytest.CaptureFixture[str], served: str
+) -> None:
+    """Its blobs are outside the directory that is served, beside those of other revisions."""
+    cache, view = disk / "hub/models--a--b", disk / "view"
+    snapshot, other = cache / "snapshots/one", cache / "snapshots/two"
+    for directory in (cache / "blobs", snapshot, other, view):
+        directory.mkdir(parents=True)
+    blobs = [write(cache / f"blobs/{n}", MIB, synced=True) for n in range(5)]
+    for n in range(3):
+        (snapshot / f"{n}.safetensors").symlink_to(f"../../blobs/{n}")
+        (other / f"{n}.safetensors").symlink_to(f"../../blobs/{n + 2}")
+    pack = disk / "pack"
+    if served == "snapshot":
+        pack = snapshot
+    elif served == "link to it":
+        pack.symlink_to(snapshot)
+    else:
+        pack.mkdir()
+        source = cache / "blobs" if served == "links to blobs" else snapshot
+        for path in sorted(source.iterdir())[:3]:
+            (pack / f"{path.name.removesuffix('.safetensors')}.safetensors").symlink_to(path)
+    for path in sorted(pack.iterdir()):
+        (view / path.name).symlink_to(pack / path.name)
+    (disk / "guard.json").write_text(
+        json.dumps({"view": str(view), "pack_root": str(pack), "memory": {}})
+    )
+    (disk / "meminfo").write_text(text(1.2))
+    given = ["--guard", str(disk / "guard.json"), "--meminfo", str(disk / "meminfo"), "--json"]
+    cache_drop.main([*given, "--mode", "always"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["files"], found["left"]) == (3, [])
+    assert [residency.resident(blob) for blob in blobs] == [0, 0, 0, MIB, MIB]
+
+
 @contextmanager
 def holding(path: Path) -> Iterator[int]:
     """Have another process map a file and touch all of it."""

@@ -218,6 +218,82 @@ def test_the_whole_description_of_this_machine(smi: Smi) -> None:
     assert found["gpu"]["smi_status"] == 127
 
 
+@pytest.fixture
+def own_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with a hub cache, a public directory, and a directory for short-lived files."""
+    (tmp_path / "home/me/cache/blobs").mkdir(parents=True)
+    (tmp_path / "home/me/cache/blobs/b").write_text("x")
+    (tmp_path / "srv").mkdir()
+    (tmp_path / "short").mkdir()
+    monkeypatch.setattr(machine, "APART", (f"{tmp_path}/home", f"{tmp_path}/short"))
+    return tmp_path
+
+
+def made(at: Path, how: str) -> Path:
+    """Return a pack's directory."""
+    blob, pack = at / "home/me/cache/blobs/b", at / "srv/pack"
+    if how == "in the open":
+        pack.mkdir()
+        (pack / "b").write_text("x")
+    elif how == "in a home":
+        return blob.parent
+    elif how == "a link to a home":
+        pack.symlink_to(blob.parent)
+    elif how == "through a link to a home":
+        (at / "data").symlink_to(at / "home/me")
+        return at / "data/cache/blobs"
+    elif how == "of links into a home":
+        pack.mkdir()
+        (pack / "b").symlink_to("../../home/me/cache/blobs/b")
+    elif how == "of links, in a folder":
+        (pack / "deep").mkdir(parents=True)
+        (pack / "deep/b").symlink_to(blob)
+    elif how == "by way of a link in a home":
+        (at / "srv/real").mkdir()
+        (at / "srv/real/b").write_text("x")
+        (at / "home/me/hop").symlink_to(at / "srv/real")
+        pack.symlink_to(at / "home/me/hop")
+    elif how == "where a home really is":
+        (at / "home").rename(at / "srv/homes")
+        (at / "home").symlink_to("srv/homes")
+        return at / "srv/homes/me/cache/blobs"
+    elif how == "of a link to short-lived":
+        pack.mkdir()
+        (at / "short/b").write_text("x")
+        (pack / "b").symlink_to(at / "short/b")
+    return pack
+
+
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        ("in the open", []),
+        ("in a home", ["home"]),
+        ("a link to a home", ["home"]),
+        ("through a link to a home", ["home"]),
+        ("of links into a home", ["home"]),
+        ("of links, in a folder", ["home"]),
+        ("by way of a link in a home", ["home"]),
+        ("where a home really is", ["home"]),
+        ("of a link to short-lived", ["short"]),
+    ],
+)
+def test_where_a_pack_s_files_really_are(own_pack: Path, how: str, where: list[str]) -> None:
+    """A sandbox goes by what is opened on the way and not by the name in the settings."""
+    found = machine.adopted(str(made(own_pack, how)))
+    assert found["directory"] is True
+    assert list(found["apart"]) == [f"{own_pack}/{name}" for name in where]
+
+
+def test_an_own_pack_that_makes_no_sense_is_described(own_pack: Path) -> None:
+    """Nothing there, a file, a link in a circle: no traceback."""
+    (own_pack / "circle").symlink_to("circle")
+    for name in ("none", "circle", "home/me/cache/blobs/b"):
+        assert machine.adopted(str(own_pack / name))["directory"] is False
+    assert machine.describe(0, [], "/x", "/not/there")["pack_dir"]["directory"] is False
+    assert machine.describe(0, [], "/x")["pack_dir"] is None
+
+
 def test_it_runs_from_stdin_without_anything_of_ours(tmp_path: Path) -> None:
     """The deploy sends this one file to a bare machine: the standard library must do."""
     done = subprocess.run(

@@ -304,6 +304,31 @@ def test_disks_of_their_own_count_by_themselves() -> None:
     assert line.startswith(f"disk for {VAR}: ")
 
 
+def adopted(**changes: Any) -> list[str]:
+    """Return what stops a deploy of a pack of one's own."""
+    found = {"path": "/srv/p", "directory": True, "apart": {}, **changes}
+    return failures(examine(spark(pack_dir=found), job(pack_dir="/srv/p")))
+
+
+def test_a_pack_of_ones_own_is_where_the_engine_sees_it() -> None:
+    """In a home it is served; in a directory of which each unit has its own it cannot be."""
+    assert adopted() == []
+    assert adopted(apart={"/home": "/home/me/p"}) == []
+    (line,) = adopted(apart={"/home": "/home/me/p", "/tmp": "/tmp/x/b"})
+    assert "found /srv/p that leads to /tmp/x/b; move what is there" in line
+    (line,) = adopted(apart={"/var/tmp": "/var/tmp/p"})
+    assert "/var/tmp/p" in line
+    (line,) = adopted(directory=False)
+    assert line.startswith("pack_dir: wanted a directory with a pack, found nothing at /srv/p")
+
+
+def test_a_pack_nobody_looked_at_is_unknown() -> None:
+    """As in a dry run on a bare host, or where the answer is about another directory."""
+    for found in (None, {"path": "/other", "directory": True}, {"path": "/srv/p"}):
+        table = examine(spark(pack_dir=found), job(pack_dir="/srv/p"))
+        assert [finding.ok for finding in table if finding.what == "pack_dir"] == [None]
+
+
 def test_nothing_to_write_needs_no_space() -> None:
     """A machine that has it all may be full."""
     full = mounts(opt=(1, 0), cache=(1, 0), var=(1, 0))

@@ -16,6 +16,7 @@ from pyinfra.api.connectors import get_all_connectors
 
 from deploy import _rules, layout, packs, presets, readme, routes, service
 from deploy import settings as s
+from deploy._state import State
 from dsv4 import fetch, memory
 from dsv4 import guard as target_guard
 
@@ -581,6 +582,37 @@ def test_what_the_build_cannot_see_is_refused_before_it_looks(key: str, value: s
     assert "which the build cannot see" in only_fault(route="stable", **{key: value})
 
 
+@pytest.mark.parametrize("value", ["/tmp", "/tmp/p", "/var/tmp", "/var/tmp/a/b"])
+def test_a_pack_in_a_directory_of_which_each_unit_has_its_own(value: str) -> None:
+    """The engine would find nothing there; a longer name is another directory."""
+    assert "of which each unit has its own" in only_fault(pack_dir=value)
+    assert s.load({"pack_dir": "/tmpfs/p"}).pack_dir == Path("/tmpfs/p")
+    assert s.load({"pack_dir": "/srv/tmp/p"}).pack_dir == Path("/srv/tmp/p")
+
+
+@pytest.mark.parametrize(
+    ("pack_dir", "apart", "wanted"),
+    [
+        (None, None, "yes"),
+        ("/srv/p", None, "yes"),
+        ("/srv/p", {}, "yes"),
+        ("/home/me/p", None, "read-only"),
+        ("/root/p", None, "read-only"),
+        ("/data/p", {"/home": "/home/me/p"}, "read-only"),
+        ("/data/p", {"/root": "/root/p"}, "read-only"),
+        ("/data/p", {"/run/user": "/run/user/1/p"}, "read-only"),
+        ("/data/p", {"/tmp": "/tmp/p"}, "yes"),
+    ],
+)
+def test_homes_are_shown_to_an_engine_whose_pack_leads_there(
+    pack_dir: str | None, apart: dict[str, str] | None, wanted: str
+) -> None:
+    """By where its links lead on the machine, and by its name where nobody has looked yet."""
+    found = {} if apart is None else {"pack_dir": {"path": pack_dir, "apart": apart}}
+    chosen = s.load({"pack_dir": pack_dir} if pack_dir else {})
+    assert service.engine_unit(chosen, State({"machine": found})).protect_home == wanted
+
+
 @pytest.mark.parametrize("value", ["...", "-", "a..b", "-a.b", "a-.b", "a b", "http://a"])
 def test_a_domain_is_one(value: str) -> None:
     """What can never match would only look like a limit."""
@@ -936,10 +968,10 @@ def test_reading_ahead() -> None:
     [
         (None, "/var/lib/dsv4/packs"),
         ("/srv/pack", "/srv/pack"),
-        ("/srv/hub/models--a--b/snapshots/0123", "/srv/hub/models--a--b"),
+        ("/srv/hub/models--a--b/snapshots/0123", "/srv/hub/models--a--b/snapshots/0123"),
     ],
 )
-def test_where_the_pack_s_bytes_are(pack_dir: str | None, root: str) -> None:
-    """The hub's own cache keeps them beside the snapshot that is adopted."""
+def test_what_counts_as_the_pack(pack_dir: str | None, root: str) -> None:
+    """What these names reach is found out on the machine, where the links are."""
     data = {} if pack_dir is None else {"pack_dir": pack_dir}
     assert s.load(data).guard()["pack_root"] == root

@@ -7,9 +7,11 @@ largest and last-loaded files first, the last of them from its end on. What was 
 by residency before and after: pages that are dirty, mapped or in memory alone stay, whatever the
 advice.
 
-Only the real files behind the view's links are touched, and only inside the pack's root. The memory
-gate that follows decides whether the engine may start; as a hook this never fails a start. By hand
-it ends with 1 when less is free than the engine needs, and with 3 when that cannot be told.
+Only the real files behind those of the view's links that name a file of the pack are touched. In an
+adopted one that file may be a link itself, as in the hub's own cache: then its bytes are where that
+leads. The memory gate that follows decides whether the engine may start; as a hook this never fails
+a start. By hand it ends with 1 when less is free than the engine needs, and with 3 when that cannot
+be told.
 """
 
 import argparse
@@ -88,9 +90,10 @@ OUTSIDE: Final = "outside the pack's root"
 
 
 def pack_files(view: Path, root: Path) -> tuple[list[Path], dict[Path, str]]:
-    """Return the regular files that a view's links reach inside the pack's root, each once.
+    """Return the regular files that hold a pack's bytes as a view shows it, each once.
 
-    And, with the reason, the links that lead elsewhere: what they reach belongs to somebody else.
+    And, with the reason, the links that lead elsewhere: what they reach belongs to somebody else. A
+    link of the view's belongs to the pack when what it names is in the pack's root.
     """
     inside = root.resolve()
     found: set[Path] = set()
@@ -99,10 +102,12 @@ def pack_files(view: Path, root: Path) -> tuple[list[Path], dict[Path, str]]:
         for link in (Path(folder) / name for name in (*folders, *names)):
             if not link.is_symlink():
                 continue  # our own configuration
-            real = link.resolve()
-            if not real.is_relative_to(inside):
+            named = link.parent / link.readlink()
+            if not (named.parent.resolve() / named.name).is_relative_to(inside):
                 left[link] = OUTSIDE
-            elif real.is_file():
+                continue
+            real = named.resolve()
+            if real.is_file():
                 found.add(real)
             else:
                 left[link] = "no file" if real.exists() else "gone"

@@ -15,11 +15,19 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 NOT_REPORTED = {"[n/a]", "n/a", "not supported", "[not supported]", ""}
 """How nvidia-smi spells a field it does not have; on a GB10 every memory field is one of these."""
+
+
+APART = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108
+"""Directories that the units' sandboxes show otherwise, or not at all."""
+
+LINKS = 40
+"""As many as the kernel follows."""
 
 
 def read(path: str | Path) -> str | None:
@@ -161,6 +169,46 @@ def mount_of(path: str) -> dict[str, Any]:
     }
 
 
+def way(path: Path) -> Iterator[Path]:
+    """Yield each link that a path leads over, and the place where it ends."""
+    at, todo, links = Path("/"), [*path.absolute().parts[1:]], 0
+    while todo:
+        step = at / todo.pop(0)
+        if step.name == "..":
+            at = at.parent
+        elif step.is_symlink() and links < LINKS:
+            yield step
+            links, target = links + 1, step.readlink()
+            at = Path("/") if target.is_absolute() else at
+            todo = [*(part for part in target.parts if part != "/"), *todo]
+        else:
+            at = step
+    yield at
+
+
+def adopted(path: str) -> dict[str, Any]:
+    """Return whether a pack's directory is there, and which directories apart it leads through.
+
+    A unit's sandbox hides a link in somebody's home as well as what it leads to, so each step on
+    the way to each file counts. `apart` has an example for each.
+    """
+    root = Path(path)
+    found: dict[str, Any] = {"path": path, "directory": None, "apart": {}}
+    with contextlib.suppress(OSError):
+        found["directory"] = root.is_dir()
+        files = [root]
+        for directory, folders, names in os.walk(root):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            files += [Path(directory) / name for name in names if not name.startswith(".")]
+        steps = {str(step) for file in files for step in (file, *way(file))}
+        for place in APART:
+            tops = {place, os.path.realpath(place)}
+            below = sorted(step for step in steps for top in tops if step.startswith(f"{top}/"))
+            if below:
+                found["apart"][place] = below[0]
+    return found
+
+
 def listener(port: int) -> dict[str, Any] | None:
     """Return who listens on a TCP port: pid, command and unit where they can be told."""
     inodes = set()
@@ -200,7 +248,9 @@ def kibibytes(meminfo: str | None) -> dict[str, int]:
     return {r[0].rstrip(":"): int(r[1]) for r in rows if len(r) > 1 and r[1].isdecimal()}
 
 
-def describe(port: int, paths: list[str], cuda_home: str) -> dict[str, Any]:
+def describe(
+    port: int, paths: list[str], cuda_home: str, pack_dir: str | None = None
+) -> dict[str, Any]:
     """Return everything preflight decides by."""
     release = os_release(read("/etc/os-release"))
     memory = kibibytes(read("/proc/meminfo"))
@@ -223,6 +273,7 @@ def describe(port: int, paths: list[str], cuda_home: str) -> dict[str, Any]:
             for key in ("MemTotal", "MemFree", "MemAvailable", "Cached", "CmaTotal", "CmaFree")
         },
         "mounts": [mount_of(path) for path in paths],
+        "pack_dir": adopted(pack_dir) if pack_dir else None,
         "gpu": gpu(),
         "toolkit": toolkit(cuda_home),
         "listener": listener(port) if port else None,
@@ -238,9 +289,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--path", action="append", default=[])
     parser.add_argument("--cuda-home", default="/usr/local/cuda")
+    parser.add_argument("--pack-dir", help="a pack of somebody's own")
     parser.add_argument("--json", action="store_true", help="accepted; the output is always JSON")
     options = parser.parse_args(argv)
-    machine = describe(options.port, options.path, options.cuda_home)
+    machine = describe(options.port, options.path, options.cuda_home, options.pack_dir)
     json.dump({"ok": True, "machine": machine}, sys.stdout)
     print()
     return 0

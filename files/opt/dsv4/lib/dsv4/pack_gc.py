@@ -22,14 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import accounts, layout, pack_verify, store
+from dsv4 import accounts, layout, machine, pack_verify, store
 from dsv4.sizes import both_units
 
 GOING: Final = ".removing-"
 """A directory that is being removed; one that is left over is no pack and no view any more."""
-
-LINKS: Final = 40
-"""As many as the kernel follows."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +48,12 @@ def disk_use(path: Path) -> int:
     return sum(one.st_blocks * 512 for one in found if one.st_nlink <= 1)
 
 
-def way(path: Path) -> Iterator[Path]:
-    """Yield each link that a path leads over, and the place where it ends."""
-    at, todo, links = Path("/"), [*path.absolute().parts[1:]], 0
-    while todo:
-        step = at / todo.pop(0)
-        if step.name == "..":
-            at = at.parent
-        elif step.is_symlink() and links < LINKS:
-            yield step
-            links, target = links + 1, step.readlink()
-            at = Path("/") if target.is_absolute() else at
-            todo = [*(part for part in target.parts if part != "/"), *todo]
-        else:
-            at = step
-    yield at
-
-
 def reached(directory: Path) -> Iterator[Path]:
     """Yield what serving a directory takes: all in it, and where its links lead, to the end."""
     seen: set[Path] = set()
     todo = [directory]
     while todo:
-        for at in way(todo.pop()):
+        for at in machine.way(todo.pop()):
             if at in seen:
                 continue
             seen.add(at)

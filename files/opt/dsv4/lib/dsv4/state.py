@@ -134,7 +134,9 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
     users = (layout.USER, layout.USER_FETCH)
     library = layout.LIB / "dsv4"
     return {
-        "machine": machine.describe(options.port, options.path, options.cuda_home),
+        "machine": machine.describe(
+            options.port, options.path, options.cuda_home, options.pack_dir
+        ),
         "library": library_hash(library) if is_roots_own(library) else None,
         "tools": tools.current(),
         "accounts": {user: accounts.groups_of(user) for user in users if accounts.exists(user)},
@@ -175,6 +177,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--path", action="append", default=[], help="say what space its mount has")
     parser.add_argument("--package", action="append", default=[], help="say its version")
     parser.add_argument("--cuda-home", default="/usr/local/cuda")
+    parser.add_argument("--pack-dir", help="say whether it is there and can be served")
     parser.add_argument("--progress", action="store_true", help="only what moves")
     parser.add_argument("--json", action="store_true", help="accepted; the output is always JSON")
     options = parser.parse_args(argv)
