@@ -21,10 +21,10 @@ OWNER: Final = {
     "pack_verify": "check the pack's structure, or with --full every byte",
     "probe": "ask the model one question with a known answer",
     "receipt": "list or compare what deploys, verify and bench left",
-    "remove": "list what is to be taken away, or take it away (root)",
+    "remove": "list what would be taken away, or take it away (root)",
     "runtime": "check every byte of the runtime in service (root)",
     "state": "print everything the deploy decides by",
-    "status": "show the live picture: service, memory, watchdog, what differs",
+    "status": "show the live picture: service, memory, what differs",
     "verify": "prove that what is served works (root)",
 }
 """What the owner of the machine uses; the other tools are for units and the deploy."""
