@@ -17,7 +17,7 @@ OWNER: Final = {
     "census": "say what the pack's bytes are, by component and type",
     "doctor": "say what is wrong, from live state and logs (root)",
     "key": "show, rotate: the API key (root)",
-    "pack_gc": "list packs and views that nothing serves, or remove them (root)",
+    "pack_gc": "list or remove packs and views that nothing serves (root)",
     "pack_verify": "check the pack's structure, or with --full every byte",
     "probe": "ask the model one question with a known answer",
     "receipt": "list or compare what deploys, verify and bench left",
