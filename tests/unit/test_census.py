@@ -1,11 +1,13 @@
 """The census names components, counts every byte once and says which are not as expected."""
 
 import json
+import os
+import pwd
 from pathlib import Path
 
 import pytest
 
-from dsv4 import census, loaded, store
+from dsv4 import census, guard, guarded, layout, loaded, memory, store, systemd, watchdog
 from tests.lab import exl3_pack
 
 
@@ -107,3 +109,110 @@ def test_counting_loads_the_served_model_as_short_as_it_goes() -> None:
         "enforce_eager": True,
     }
     assert loaded.arguments(serve, device="cuda")["kv_cache_memory_bytes"] == 2 << 30
+
+
+def info(free: float, available: float) -> memory.MemInfo:
+    return memory.MemInfo(121.7, free, available, 0, 0, 0, 0)
+
+
+CONFIG = guard.Guard(memory=guard.Memory(utilisation=0.8, headroom_gib=5.0))
+
+
+@pytest.mark.parametrize("state", ["active", "activating", "deactivating", "reloading", ""])
+def test_nothing_is_loaded_beside_the_service(state: str) -> None:
+    assert "no memory for a second copy" in str(census.refusal(CONFIG, info(120, 120), state))
+
+
+@pytest.mark.parametrize("state", ["inactive", "failed"])
+@pytest.mark.parametrize(
+    ("free", "available", "ok"),
+    [
+        (110.0, 115.0, True),
+        (98.0, 115.0, False),  # page cache counts as used, as it does for CUDA
+        (110.0, 102.0, False),  # what would be left is the watchdog's to end
+    ],
+)
+def test_loading_is_held_to_what_a_start_is(
+    free: float, available: float, ok: bool, state: str
+) -> None:
+    found = census.refusal(CONFIG, info(free, available), state)
+    assert (found is None) == ok
+    assert ok or "cache_drop" in str(found)
+
+
+def test_the_command_refuses_before_it_loads(
+    pack: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not as root, no such user, no memory, a broken guard: each with its reason, nothing run."""
+
+    def never(*_: object, **__: object) -> guarded.Ended:
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr(guarded, "run", never)
+    monkeypatch.setattr(systemd, "show", lambda *_: {"ActiveState": "inactive"})
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 10 kB\n")
+    config = tmp_path / "guard.json"
+    config.write_text(json.dumps({"user": "nobody"}))
+
+    def said(*, uid: int = 0) -> str:
+        monkeypatch.setattr("os.geteuid", lambda: uid)
+        words = ["--loaded", "--guard", str(config), "--meminfo", str(meminfo)]
+        assert census.main(["--pack-root", str(pack), *words]) == 3
+        return capsys.readouterr().err
+
+    assert "run it as root" in said(uid=1000)
+    assert "wanted" in said()
+    meminfo.write_text("junk")
+    assert "meminfo" in said()
+    config.write_text(json.dumps({"user": "no-such-user"}))
+    assert "no-such-user" in said()
+    config.write_text("{")
+    assert "cannot be read" in said()
+
+
+def test_it_is_loaded_as_the_service_s_user(
+    pack: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And what comes of it says that no Spark has seen it."""
+    runtime, meminfo = tmp_path / "runtime", tmp_path / "meminfo"
+    (runtime / "bin").mkdir(parents=True)
+    (runtime / "bin/python").touch()
+    size = 120 << 20
+    meminfo.write_text(f"MemTotal: {size} kB\nMemFree: {size} kB\nMemAvailable: {size} kB\n")
+    config = tmp_path / "guard.json"
+    config.write_text(json.dumps({"user": "nobody"}))
+    given: dict[str, object] = {}
+
+    def run(argv: list[str], **words: object) -> guarded.Ended:
+        given.update(words, argv=argv)
+        return guarded.Ended(0, 'noise\n{"tensors": [["vision.x", "bfloat16", 6]], "torch": "2"}')
+
+    monkeypatch.setattr(guarded, "run", run)
+    monkeypatch.setattr(watchdog, "lock_memory", lambda: None)
+    monkeypatch.setattr(systemd, "show", lambda *_: {"ActiveState": "failed"})
+    monkeypatch.setattr(layout, "CURRENT", runtime)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    words = ["--loaded", "--json", "--guard", str(config), "--meminfo", str(meminfo)]
+    assert census.main(["--pack-root", str(pack), *words]) == 0
+    found = json.loads(capsys.readouterr().out)["loaded"]
+    assert found["rows"] == [{"component": "vision", "dtype": "bfloat16", "tensors": 1, "bytes": 6}]
+    assert "unverified" in found["note"]
+    nobody = pwd.getpwnam("nobody")
+    assert given["user"] == (nobody.pw_uid, nobody.pw_gid, [nobody.pw_gid])
+    assert given["argv"] == [
+        *(str(runtime / "bin/python"), "-P", "-m", "dsv4.loaded"),
+        str(os.getpid()),
+    ]
+
+
+@pytest.mark.parametrize("out", ["", "Traceback", "[]", "{}", '{"tensors": 3}', '{"tensors": [1]}'])
+def test_a_load_that_failed_is_said(out: str) -> None:
+    with pytest.raises(RuntimeError, match="status 1"):
+        census.counted(guarded.Ended(1, out))

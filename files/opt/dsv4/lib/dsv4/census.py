@@ -7,15 +7,29 @@ asked for, experts of the wrong number of bits. On disk the shard headers tell, 
 import argparse
 import json
 import os
+import pwd
 import re
-import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import layout, pack_verify, store, systemd
+from dsv4 import (
+    cgroup,
+    guard,
+    guarded,
+    launch,
+    layout,
+    memory,
+    memory_gate,
+    pack_verify,
+    runtime_proof,
+    store,
+    systemd,
+    watchdog,
+)
 from dsv4.sizes import both_units
 
 GB: Final = 10**9
@@ -135,33 +149,80 @@ def expectation(path: Path = layout.FETCH_JSON) -> tuple[str | None, dict[str, i
     return spec.get("name"), {str(name): int(size) for name, size in known.items()}
 
 
-def loaded() -> tuple[list[Row], dict[str, Any]]:
+UNVERIFIED: Final = "Loading to count was never run on a Spark: these figures are unverified there."
+
+
+def refusal(config: guard.Guard, info: memory.MemInfo, active: str) -> str | None:
+    """Return why the model must not be loaded now: what a start of the service is held to.
+
+    + active: the service's `ActiveState`
+    """
+    if active not in {"inactive", "failed"}:
+        return (
+            f"{config.unit} is {active or 'in an unknown state'} and there is no memory for a"
+            f" second copy; stop it (systemctl stop {config.unit}), count, and start it again"
+        )
+    need = memory_gate.need_of(config.memory, info.total)
+    if need.met(info):
+        return None
+    have = memory.free_for_engine(info, config.memory.device)
+    return (
+        f"wanted {need.wanted:.1f} GiB free and {need.headroom:.1f} left available with the"
+        f" engine's share of {need.utilisation:.2f} taken, have {have:.1f} and"
+        f" {max(0.0, need.left(info.available)):.1f}; `dsv4 memory_gate` says who holds memory,"
+        " `dsv4 cache_drop --mode always` gives back what the pack takes as page cache"
+    )
+
+
+def loaded(config: guard.Guard, meminfo: Path) -> tuple[list[Row], dict[str, Any]]:
     """Return what the model holds once loaded, counted in the runtime; raises `RuntimeError`.
 
-    Loads the model a second time, so the service must be down.
+    Loads the model as a start would: as the service's user, held to the same memory, and ended at
+    the watchdog's floors or when the service is started meanwhile.
     """
-    if systemd.show(layout.UNIT, "ActiveState").get("ActiveState") not in {"inactive", "failed"}:
-        raise RuntimeError(
-            f"{layout.UNIT} is up and there is no memory for a second copy; stop it"
-            " (systemctl stop dsv4), count, and start it again"
-        )
-    python = layout.CURRENT / "bin/python"
+    if os.geteuid() != 0:
+        raise RuntimeError(f"--loaded: run it as root, which goes on as {config.user}")
+    try:
+        account = pwd.getpwnam(config.user)
+    except KeyError:
+        raise RuntimeError(f"there is no user {config.user}; deploy first") from None
+    active = systemd.show(config.unit, "ActiveState").get("ActiveState", "")
+    if why := refusal(config, memory.read_meminfo(meminfo), active):
+        raise RuntimeError(why)
+    runtime = layout.CURRENT.resolve()
+    python = runtime / "bin/python"
     if not python.exists():
         raise RuntimeError(f"{python}: there is no runtime to load the model with; deploy first")
-    done = subprocess.run(
-        [python, "-P", "-m", "dsv4.loaded"],
-        env={**os.environ, "PYTHONPATH": str(layout.LIB), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
+    given = {"HOME": "/nonexistent", **runtime_proof.environment()}
+    environment = launch.engine_environment(given, runtime, None)
+    watchdog.lock_memory()
+    handle = os.open(meminfo, os.O_RDONLY | os.O_CLOEXEC)
+    source = watchdog.files(handle, watchdog.open_or_none("/proc/pressure/memory"))
+
+    def started() -> str | None:
+        groups = cgroup.directories(config.unit)
+        return f"{config.unit} is being started" if cgroup.pids(groups) else None
+
+    ended = guarded.run(
+        [str(python), "-P", "-m", "dsv4.loaded", str(os.getpid())],
+        environment={**environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        user=(account.pw_uid, account.pw_gid, os.getgrouplist(config.user, account.pw_gid)),
+        watch=guarded.Watch(config.memory, source, time.monotonic()),
+        forbidden=started,
     )
-    last = done.stdout.strip().rpartition("\n")[2]
+    if ended.killed:
+        raise RuntimeError(f"the model was not loaded to its end: killed, {ended.killed}")
+    return counted(ended)
+
+
+def counted(ended: guarded.Ended) -> tuple[list[Row], dict[str, Any]]:
+    """Return what `loaded` has printed as its last line; raises `RuntimeError`."""
     try:
-        found = json.loads(last)
+        found = json.loads(ended.out.strip().rpartition("\n")[2])
         return count((name, dtype, size) for name, dtype, size in found.pop("tensors")), found
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RuntimeError(
-            f"the model was not loaded (status {done.returncode}); its last words are above"
+            f"the model was not loaded (status {ended.status}); its last words are above"
         ) from None
 
 
@@ -172,8 +233,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--loaded",
         action="store_true",
-        help="load the served model and count that too (root; the service must be stopped)",
+        help="load the served model and count that too (root; the service must be stopped); never"
+        " run on a Spark",
     )
+    parser.add_argument("--guard", type=Path, default=layout.GUARD_JSON)
+    parser.add_argument("--meminfo", type=Path, default=Path("/proc/meminfo"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     served = pack_verify.served_root()
@@ -188,8 +252,14 @@ def main(argv: list[str]) -> int:
     try:
         rows = count(on_disk(root))
         if options.loaded:
-            inside = loaded()
-    except (pack_verify.BadShard, RuntimeError, OSError) as error:
+            inside = loaded(guard.read(options.guard), options.meminfo)
+    except (
+        pack_verify.BadShard,
+        guard.BrokenGuard,
+        memory.BadMemInfo,
+        RuntimeError,
+        OSError,
+    ) as error:
         sys.stderr.write(f"dsv4 census: {error}\n")
         return 3
     differing = differences(rows, expected)
@@ -203,12 +273,16 @@ def main(argv: list[str]) -> int:
             "differs": differing,
         }
         if inside:
-            found["loaded"] = {"rows": [vars(row) for row in inside[0]], **inside[1]}
+            found["loaded"] = {
+                "note": UNVERIFIED,
+                "rows": [vars(row) for row in inside[0]],
+                **inside[1],
+            }
         print(json.dumps(found))
     else:
         print("\n".join(table(rows, "on disk")))
         if inside:
-            print("\n" + "\n".join(table(inside[0], "loaded")))
+            print(f"\n{UNVERIFIED}\n" + "\n".join(table(inside[0], "loaded")))
             print("\n".join(f"{key}: {value}" for key, value in inside[1].items()))
     for line in differing:
         sys.stderr.write(f"dsv4 census: {line}\n")

@@ -1,11 +1,14 @@
 """Load the served model in this process and print what its tensors hold: runs in the runtime.
 
 The context is as short as the engine takes and the cache a fixed size, so that what is counted is
-the model. On a GB10 nobody has run this yet.
+the model. `dsv4 census --loaded` starts it, as the service's user and under a watch (`guarded`);
+without whoever started it, it does not go on. On a GB10 nobody has run this yet.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -20,9 +23,11 @@ KEPT: Final = (
     "dtype",
     "tokenizer",
     "block_size",
+    "gpu_memory_utilization",
 )
 CONTEXT: Final = 2048
 CACHE_BYTES: Final = 2 << 30
+PR_SET_PDEATHSIG: Final = 1
 
 
 def arguments(serve: dict[str, Any], *, device: str) -> dict[str, Any]:
@@ -47,10 +52,17 @@ def tensors_of(model: Any) -> list[tuple[str, str, int]]:
     return found
 
 
-def main() -> int:
-    """Print one JSON line as the last of stdout."""
+def bind(parent: int) -> None:
+    """Have this process end with the one that watches it."""
+    if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != parent:
+        raise SystemExit("dsv4 loaded: nobody watches over this; use dsv4 census --loaded")
     # If the machine has no room after all, this is what the kernel shall take
     Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def main(argv: list[str]) -> int:
+    """Print one JSON line as the last of stdout."""
+    bind(int(argv[0]) if argv else 0)
     import torch
     import yaml
     from vllm import LLM
@@ -76,4 +88,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -285,15 +285,20 @@ def sane_text(path: Path, bound: float) -> str:
             return text
 
 
+def need_of(limits: guard.Memory, total: float) -> Need:
+    """Return what guard.json holds a start to on a machine of this size."""
+    return Need(
+        total, limits.utilisation, limits.gate_margin_gib, limits.device, limits.headroom_gib
+    )
+
+
 def gate(config: guard.Guard, meminfo: Path, bound: float) -> tuple[bool, str, dict[str, Any]]:
     """Run the gate: whether the engine may start, one line, and the figures."""
     limits = config.memory
     begun = time.monotonic()
     total = memory.parse_meminfo(sane_text(meminfo, bound)).total
     left = max(0.0, bound - (time.monotonic() - begun))
-    need = Need(
-        total, limits.utilisation, limits.gate_margin_gib, limits.device, limits.headroom_gib
-    )
+    need = need_of(limits, total)
     waited = wait(need, left, lambda: read_sane(meminfo), tell=Teller(need))
     figures: dict[str, Any] = {
         "wanted_gib": need.wanted,
