@@ -49,6 +49,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(layout, "PREVIOUS", tmp_path / "previous")
     monkeypatch.setattr(layout, "RUNTIMES", tmp_path / "runtimes")
     monkeypatch.setattr(layout, "VIEW_CURRENT", tmp_path / "view")
+    monkeypatch.setattr(layout, "LOADS_JSON", tmp_path / "loads.json")
     (tmp_path / "watchdog").mkdir()
     (tmp_path / "meminfo").write_text(MEMINFO.format(10_000_000))
     return Place(True, tmp_path, (tmp_path / "lib",), tmp_path / "reboot", tmp_path / "module")
@@ -162,6 +163,38 @@ def test_the_watchdog_row_tells_its_last_act(place: Place) -> None:
     assert (row.state, row.figures["last"]["action"]) == ("ok", "kill")
     assert "last kill at 20261201T000000.000Z: 3.1 GiB available" in row.text
     assert "trajectory" not in row.figures["last"]
+
+
+COLD = {"kind": "cold", "ready_s": 520.2, "weights_s": 470.0, "read_gib": 94.0, "disk_gib_s": 3.2}
+WARM = {"kind": "warm", "ready_s": 41.0, "weights_s": 28.0, "read_gib": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("starts", "loader", "words", "advised"),
+    [
+        ([], "auto", None, False),
+        ([COLD, WARM], "auto", "cold 520 s to the first token (0.20 GiB/s), warm 41 s", True),
+        ([COLD], "instanttensor", "cold 520 s", False),
+        ([COLD, {**COLD, "readahead": True}], "auto", "cold 520 s", False),
+        ([{**COLD, "weights_s": 30.0}], "auto", "(3.13 GiB/s)", False),
+        ([{**COLD, "view": "another"}, WARM], "auto", "warm 41 s", False),
+        ([WARM], "auto", "warm 41 s", False),
+        (["odd", 7, {"kind": []}], "auto", None, False),
+    ],
+)
+def test_reading_ahead_is_recommended_after_a_slow_cold_load(
+    place: Place, starts: list[Any], loader: str, words: str | None, advised: bool
+) -> None:
+    """Of what is served now, where it is off and would have something to do; never as a fault."""
+    of = {"runtime": "absent", "view": "absent"}
+    known = [{**of, **start} if isinstance(start, dict) else start for start in starts]
+    layout.LOADS_JSON.write_text(json.dumps({"schema": 1, "starts": known}))
+    at = Staged(place, units())
+    at.__dict__["settings"] = {"serve_load_format": loader}
+    rows = list(status.load(at))
+    assert ["service_readahead: true" in row.text for row in rows] == [advised] * len(rows)
+    assert all(row.state == "ok" for row in rows)
+    assert [words in row.text for row in rows if words] == [True] * (words is not None)
 
 
 def test_libraries_that_were_replaced_are_named() -> None:

@@ -36,6 +36,13 @@ def rate(start: dict[str, Any]) -> float | None:
     return None
 
 
+def words(start: dict[str, Any]) -> str:
+    """Return how long a start took, and how fast it read its weights where it read them."""
+    text = f"{float(start['ready_s']):.0f} s to the first token"
+    loaded = rate(start)
+    return text if start.get("kind") != "cold" or loaded is None else f"{text} ({loaded:.2f} GiB/s)"
+
+
 def advice(start: dict[str, Any] | None) -> str:
     """Return what to do about a cold load that was far slower than the disk, empty for none."""
     if not start or start.get("kind") != "cold" or start.get("readahead"):

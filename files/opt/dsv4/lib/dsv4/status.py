@@ -25,6 +25,7 @@ from dsv4 import (
     fingerprint,
     guard,
     layout,
+    loads,
     machine,
     memory,
     pack_config,
@@ -348,6 +349,21 @@ def watchdog(at: Picture) -> Rows:
         yield fine("watchdog", text, **figures)
 
 
+def load(at: Picture) -> Rows:
+    """How long the newest starts took, and what to do about a cold one far below the disk's rate.
+
+    That is no fault: it serves, and what would help is measured on no Spark.
+    """
+    served = fingerprint.target(layout.CURRENT), fingerprint.target(layout.VIEW_CURRENT)
+    found = loads.newest(*served, layout.LOADS_JSON)
+    words = [f"{kind} {loads.words(start)}" for kind, start in found.items() if start]
+    if not words:
+        return
+    own_loader = at.settings.get("serve_load_format", "auto") != "auto"
+    hint = "" if own_loader else loads.advice(found["cold"])
+    yield fine("load", "; ".join(filter(None, [", ".join(words), hint])), **found)
+
+
 def started_from(at: Picture) -> Rows:
     """Whether the process runs from what is on disk."""
     if not at.is_up:
@@ -526,6 +542,7 @@ ROWS: Final[tuple[Callable[[Picture], Rows], ...]] = (
     pack,
     memory_now,
     watchdog,
+    load,
     background,
     started_from,
     deleted_libraries,
