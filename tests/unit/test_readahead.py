@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -79,6 +80,23 @@ def test_nothing_is_dropped_once_the_engine_has_come_to_the_last_file() -> None:
     assert made.look(["/2"]) == []
     assert made.look([]) == []
     assert made.over
+
+
+def test_nothing_happens_while_nothing_is_mapped() -> None:
+    """Between two files, or at the end of a load whose last file nobody saw: it may be profiling,
+    when neither more nor less may be in memory.
+    """
+    made = plan(4 * MIB, 4 * MIB, 4 * MIB, window=64 * MIB)
+    made.look(["/0"])
+    first = made.next()
+    assert first is not None
+    assert made.look([]) == []
+    assert made.next() is None
+    assert not made.is_late(first)
+    assert [shard.path.name for shard in made.look(["/1"])] == ["0"]
+    made.shards[0].brought = 0
+    assert made.is_late(first)
+    assert made.next() is not None
 
 
 def test_a_file_larger_than_the_window() -> None:
@@ -206,6 +224,47 @@ def test_it_follows_a_real_loader(shards: list[Path]) -> None:
     assert reader.totals.dropped == 12 * MIB
 
 
+@contextmanager
+def most_cached(paths: list[Path]) -> Iterator[Callable[[], int]]:
+    """Note from outside the most of these files that was ever in memory."""
+    found, over = [0], threading.Event()
+
+    def sample() -> None:
+        while not over.wait(0.005):
+            found[0] = max(found[0], sum(residency.resident(path) for path in paths))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield lambda: found[0]
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_the_page_cache_never_has_more_than_the_window(shards: list[Path]) -> None:
+    """As the kernel counts it: the mapped file and the next, never three; and none is left over
+    but those of the end.
+    """
+    names = {str(path) for path in shards}
+    window = 9 * MIB
+    with (
+        most_cached(shards) as most,
+        loader() as engine,
+        reader_of(shards, window) as reader,
+    ):
+        for n, path in enumerate(shards):
+            engine.say("map", path)
+            if n:
+                engine.say("drop", shards[n - 1])
+            reader.look(processes.mapping(names, pids={engine.child.pid}))
+            there = shards[: n + 2][-2:] if n < 3 else shards[3:]
+            until(lambda there=there: all(residency.resident(it) == 4 * MIB for it in there))  # type: ignore[misc]
+            time.sleep(0.1)  # for whoever would read further
+        assert [residency.resident(path) for path in shards] == [0, 0, 0, 4 * MIB]
+        assert 8 * MIB <= most() <= window
+
+
 def test_a_file_that_cannot_be_read(shards: list[Path]) -> None:
     """It is the engine's to complain about; the others are read."""
     with loader() as engine, reader_of(shards, 64 * MIB) as reader:
@@ -225,6 +284,35 @@ def test_a_pause(shards: list[Path]) -> None:
         assert residency.resident(shards[0]) == 0
         reader.paused.clear()
         until(lambda: residency.resident(shards[3]) == 4 * MIB)
+
+
+def test_memory_that_runs_short_in_the_middle(shards: list[Path], tmp_path: Path) -> None:
+    """By the machine's own figures: nothing more comes in until there is room again, and the end of
+    the load is noticed meanwhile.
+    """
+    names, state = tmp_path / "meminfo", {"phase": "loading"}
+    rows = "MemTotal: 120000000 kB\nMemFree: {0} kB\nMemAvailable: {0} kB\n"
+    names.write_text(rows.format(3 << 20))
+    with reader_of(shards, 64 * MIB) as reader:
+        seen = readahead.Sight(
+            phase=lambda: state["phase"],
+            pids=lambda: {1},
+            mapped=lambda pids: [str(shards[0])],
+            short=lambda: readahead.is_short(guard.Memory(), names),
+        )
+        ended: list[str] = []
+        thread = threading.Thread(target=lambda: ended.append(readahead.follow(reader, seen)))
+        thread.start()
+        time.sleep(0.6)
+        assert sum(residency.resident(path) for path in shards) == 0
+        names.write_text(rows.format(30 << 20))
+        until(lambda: residency.resident(shards[3]) == 4 * MIB)
+        names.write_text("")
+        until(reader.paused.is_set)
+        state["phase"] = "profiling"
+        thread.join(5)
+        assert ended == ["the phase is profiling"]
+    assert not [thread for thread in reader.threads if thread.is_alive()]
 
 
 # --- when it ends

@@ -5,9 +5,9 @@ requests wait for it. This follows which file the engine has mapped, reads what 
 parallel reads, and drops what it brought in once the engine has let go of it. Never more than a
 window: the mapped file, whose pages nobody can drop, plus what was read ahead.
 
-It touches nothing before the engine has mapped a weight file (page cache counts against the
-engine's own check of free memory, which comes before), pauses when memory is short, and is gone
-before the engine profiles memory: `phase.json` says when, and it ends without a drop. A second pass
+It touches nothing while the engine has no weight file mapped (page cache counts against the
+engine's own check of free memory, which comes before the first), pauses when memory is short, and
+is gone before the engine profiles memory: `phase.json` says when, and it ends without a drop. A second pass
 over the files, as for a draft, reads little of each and is left alone.
 
 Started with the engine's unit where `service_readahead` is on. Nobody has measured it on a Spark.
@@ -90,12 +90,14 @@ class Plan:
 
         Files before the last one that was mapped count as passed, also those that came and went
         between two looks. When the last file is seen, what has been let go of by then is dropped
-        and nothing after that: from there on the engine may begin to profile at any moment.
+        and nothing after that: from there on the engine may begin to profile at any moment. Nor is
+        anything while it has none mapped: that may be between two files, or be the end of a load
+        whose last file came and went unseen.
         """
-        if self.all_seen:
-            self.mark(set(mapped))
-            return []
+        over = self.all_seen
         self.mark(set(mapped))
+        if over or not self.engaged:
+            return []
         return [shard for shard in self.shards if shard.seen and not shard.mapped and shard.brought]
 
     def mark(self, mapped: set[str]) -> None:
@@ -107,9 +109,9 @@ class Plan:
             shard.seen = True
 
     @property
-    def begun(self) -> bool:
-        """Say whether the engine has mapped anything yet."""
-        return any(shard.seen for shard in self.shards)
+    def engaged(self) -> bool:
+        """Say whether the engine has a file mapped, and so is in the middle of loading."""
+        return any(shard.mapped for shard in self.shards)
 
     @property
     def all_seen(self) -> bool:
@@ -127,12 +129,12 @@ class Plan:
         return sum(shard.size if shard.mapped else shard.brought for shard in self.shards)
 
     def next(self) -> Piece | None:
-        """Return what to read next; None when the window is full or nothing is left.
+        """Return what to read next; None when the window is full, nothing is left or mapped.
 
         The mapped file first: its pages come in anyway, and it counts as a whole. One that is
         larger than the window is read ahead no further than the window.
         """
-        if not self.begun:
+        if not self.engaged:
             return None
         for shard in self.shards:
             if shard.whole or (shard.seen and not shard.mapped):
@@ -151,6 +153,12 @@ class Plan:
             self.peak = max(self.peak, sum(other.brought for other in self.shards))
             return piece
         return None
+
+    def is_late(self, piece: Piece) -> bool:
+        """Say whether a piece has come after its file was dropped, and can be dropped itself."""
+        shard = piece.shard
+        passed = shard.seen and not shard.mapped and not shard.brought
+        return passed and self.engaged and not self.all_seen
 
     def was_there(self, piece: Piece) -> None:
         """Take a piece back that was in memory before us: it is not ours to drop."""
@@ -223,8 +231,7 @@ class Reader:
             return
         with self.lock:
             self.totals.read += got
-            shard = piece.shard
-            late = shard.seen and not shard.mapped and not shard.brought and not self.plan.all_seen
+            late = self.plan.is_late(piece)
         if late:  # the engine was done with the file before this was
             forget(piece.shard.path, piece.start, piece.length)
 
@@ -301,18 +308,19 @@ def follow(
         if engine and not pids:
             return "the engine is gone"
         engine = engine or bool(pids)
-        if begun:
-            reader.look(seen.mapped(pids))
-        if reader.plan.over:
-            return "all is read"
         now = clock()
         if reader.paused.is_set():
             reader.totals.paused_s += now - before
         before = now
+        # Before the look, which gives the threads something to read
         if seen.short():
             reader.paused.set()
         else:
             reader.paused.clear()
+        if begun:
+            reader.look(seen.mapped(pids))
+        if reader.plan.over:
+            return "all is read"
         sleep(LOOK_S)
 
 
