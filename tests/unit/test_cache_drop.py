@@ -139,14 +139,22 @@ def test_an_adopted_hub_cache_is_dropped_and_nothing_beside_it(
     assert [residency.resident(blob) for blob in blobs] == [0, 0, 0, MIB, MIB]
 
 
+MAPS = (
+    "import mmap,sys;f=open(sys.argv[1],'rb');m=mmap.mmap(f.fileno(),0,prot=1);f.close();"
+    "sum(m[n] for n in range(0,len(m),4096))"
+)
+LOCKS = (
+    "import ctypes,os,sys;l=ctypes.CDLL(None,use_errno=True);l.mmap.restype=ctypes.c_void_p;"
+    "f=os.open(sys.argv[1],os.O_RDONLY);n=os.fstat(f).st_size;"
+    "a=l.mmap(None,ctypes.c_size_t(n),1,1,f,ctypes.c_long(0));os.close(f);"
+    "assert l.mlock(ctypes.c_void_p(a),ctypes.c_size_t(n))==0"
+)
+
+
 @contextmanager
-def holding(path: Path) -> Iterator[int]:
+def holding(path: Path, how: str = MAPS) -> Iterator[int]:
     """Have another process map a file and touch all of it."""
-    code = (
-        "import mmap,sys;f=open(sys.argv[1],'rb');m=mmap.mmap(f.fileno(),0,prot=1);f.close();"
-        "sum(m[n] for n in range(0,len(m),4096));print(flush=True);sys.stdin.read()"
-    )
-    argv = [sys.executable, "-c", code, str(path)]
+    argv = [sys.executable, "-c", f"{how};print(flush=True);sys.stdin.read()", str(path)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
@@ -154,9 +162,12 @@ def holding(path: Path) -> Iterator[int]:
         child.communicate()
 
 
-def test_mapped_pages_are_not_claimed(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("how", [MAPS, LOCKS], ids=["mapped", "locked"])
+def test_mapped_pages_are_not_claimed(
+    pack: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
     """Who maps a file keeps it in memory, and is named; when it lets go, so does the file."""
-    with holding(pack / "packs/p/2.safetensors") as pid:
+    with holding(pack / "packs/p/2.safetensors", how) as pid:
         found = run(pack, capsys, "--mode", "always")
         assert found["dropped"] == pytest.approx(4 / 1024, rel=0.01)
         assert found["kept"] == found["stuck"] == pytest.approx(4 / 1024, rel=0.01)
@@ -196,6 +207,58 @@ def test_files_that_vanish_or_cannot_be_read(pack: Path) -> None:
     assert [file.path for file in stuck] == [paths[0]]
     many = {Path(f"{n:03}"): "Permission denied" for n in range(200)}
     assert cache_drop.reasons(many) == ["200 files left alone, Permission denied (000, …)"]
+
+
+def test_a_file_with_two_names_is_one(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its pages are there once, go once and are claimed once."""
+    (pack / "packs/p/again.safetensors").hardlink_to(pack / "packs/p/1.safetensors")
+    (pack / "view/again.safetensors").symlink_to(pack / "packs/p/again.safetensors")
+    found = run(pack, capsys, "--mode", "always")
+    assert found["files"] == 2
+    assert found["dropped"] == pytest.approx(8 / 1024, rel=0.01)
+
+
+def test_a_file_with_holes(pack: Path) -> None:
+    """Its size says nothing: what is in memory counts, and only what is missing goes."""
+    path = pack / "packs/p/sparse"
+    with path.open("wb") as handle:
+        handle.write(b"x" * 3 * MIB)
+        handle.truncate(256 << 30)
+    found = cache_drop.measure([path])
+    assert found.resident == 3 * MIB
+    gone, stuck = cache_drop.give_up(found.files, 1)
+    assert (gone, stuck) == (3 * MIB, [])
+    assert residency.resident(path) == 0
+
+
+@pytest.mark.parametrize("wanted", [1, 1e9], ids=["in part", "whole"])
+def test_a_file_that_is_replaced_meanwhile(pack: Path, wanted: float) -> None:
+    """The new one was not measured: it is neither dropped nor claimed, nor called stuck."""
+    path = pack / "packs/p/1.safetensors"
+    found = cache_drop.measure([path])
+    write(path.with_name("new"), 2 * MIB, synced=True).replace(path)
+    assert cache_drop.give_up(found.files, wanted) == (0, [])
+    assert residency.resident(path) == 2 * MIB
+
+
+def test_a_pipe_where_a_file_was(pack: Path) -> None:
+    """Opening one waits for its writer: a start would hang there until its time is over."""
+    path = pack / "packs/p/1.safetensors"
+    found = cache_drop.measure([path])
+    path.unlink()
+    os.mkfifo(path)
+    assert cache_drop.measure([path]).left == {path: "is no regular file"}
+    gone, stuck = cache_drop.give_up(found.files, 1e9)
+    assert gone == 0
+    assert [file.path for file in stuck] == [path]
+
+
+def test_a_pack_root_that_is_a_link(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Onto a larger disk, as owners do it: what it reaches is the pack."""
+    (pack / "packs").rename(pack / "on another disk")
+    (pack / "packs").symlink_to(pack / "on another disk")
+    found = run(pack, capsys, "--mode", "always")
+    assert found["dropped"] == pytest.approx(8 / 1024, rel=0.01)
 
 
 def test_a_stale_cache_needs_a_drop(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:

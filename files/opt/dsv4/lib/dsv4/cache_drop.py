@@ -15,6 +15,7 @@ be told.
 """
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -36,11 +37,19 @@ ROUNDS: Final = 3
 
 @dataclass(frozen=True)
 class File:
-    """One file of the pack and how much of it is in memory, in bytes."""
+    """One file of the pack and how much of it is in memory, in bytes.
+
+    + inode: what had this name when it was measured, None for whatever has it
+    """
 
     path: Path
     size: int
     resident: int
+    inode: tuple[int, int] | None = None
+
+
+class Replaced(OSError):
+    """Another file has the name by now: what was measured is gone, and this one is not known."""
 
 
 @dataclass(frozen=True)
@@ -126,16 +135,25 @@ def order(files: Iterable[File]) -> list[File]:
 
 
 def measure(paths: Iterable[Path], left: dict[Path, str] | None = None) -> Found:
-    """Return each file with its residency, and those that cannot be dropped with the reason."""
+    """Return each file with its residency, and those that cannot be dropped with the reason.
+
+    A file with two names is one, and its pages are there once.
+    """
     found = Found([], dict(left or {}))
+    known: set[tuple[int, int]] = set()
     for path in paths:
         try:
             with residency.opened(path) as descriptor:
+                inode = residency.inode(descriptor)
+                if inode in known:
+                    continue
+                known.add(inode)
                 if kind := residency.memory_only(descriptor):
                     found.left[path] = f"in {kind}, which is memory"
                     continue
                 size = os.fstat(descriptor).st_size
-                found.files.append(File(path, size, residency.resident_of(descriptor)))
+                resident = residency.resident_of(descriptor)
+                found.files.append(File(path, size, resident, inode))
         except OSError as error:
             found.left[path] = error.strerror or str(error)
     return found
@@ -143,17 +161,20 @@ def measure(paths: Iterable[Path], left: dict[Path, str] | None = None) -> Found
 
 def drop(file: File, wanted: float) -> int:
     """Drop a file from its end on until `wanted` bytes are gone; return how many went."""
-    if wanted >= file.resident:
-        residency.drop(file.path)
-        return max(0, file.resident - residency.resident(file.path))
-    gone = 0
-    for start in range((file.size - 1) // PIECE * PIECE, -1, -PIECE):
-        if before := residency.resident(file.path, start, PIECE):
-            residency.drop(file.path, start, PIECE)
-            gone += max(0, before - residency.resident(file.path, start, PIECE))
-        if gone >= wanted:
-            break
-    return gone
+    with residency.opened(file.path) as descriptor:
+        if file.inode not in {None, residency.inode(descriptor)}:
+            raise Replaced(errno.ESTALE, "was replaced", str(file.path))
+        if wanted >= file.resident:
+            residency.drop_of(descriptor)
+            return max(0, file.resident - residency.resident_of(descriptor))
+        gone = 0
+        for start in range((file.size - 1) // PIECE * PIECE, -1, -PIECE):
+            if before := residency.resident_of(descriptor, start, PIECE):
+                residency.drop_of(descriptor, start, PIECE)
+                gone += max(0, before - residency.resident_of(descriptor, start, PIECE))
+            if gone >= wanted:
+                break
+        return gone
 
 
 def give_up(files: Iterable[File], missing: float) -> tuple[int, list[File]]:
@@ -172,6 +193,8 @@ def give_up(files: Iterable[File], missing: float) -> tuple[int, list[File]]:
             continue
         try:
             went = drop(file, wanted)
+        except Replaced:
+            continue
         except OSError:
             went = 0
         gone += went

@@ -7,8 +7,8 @@ window: the mapped file, whose pages nobody can drop, plus what was read ahead.
 
 It touches nothing while the engine has no weight file mapped (page cache counts against the
 engine's own check of free memory, which comes before the first), pauses when memory is short, and
-is gone before the engine profiles memory: `phase.json` says when, and it ends without a drop. A second pass
-over the files, as for a draft, reads little of each and is left alone.
+is gone before the engine profiles memory: `phase.json` says when, and it ends without a drop. A
+second pass over the files, as for a draft, reads little of each and is left alone.
 
 Started with the engine's unit where `service_readahead` is on. Nobody has measured it on a Spark.
 """

@@ -7,7 +7,9 @@ Both questions are only answered truthfully to root or the file's owner: for oth
 
 import contextlib
 import ctypes
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -60,12 +62,23 @@ class CacheStat(ctypes.Structure):
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Give a descriptor of a file for reading."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Give a descriptor of a regular file for reading; whatever else lies there is an error.
+
+    Opening a pipe would wait for its writer, and what was a file a moment ago may be one now.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def inode(descriptor: int) -> tuple[int, int]:
+    """Return what a file is, whatever its name: device and number."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def failure(what: str) -> OSError:
@@ -139,8 +152,13 @@ def resident(path: Path, start: int = 0, length: int = 0) -> int:
         return resident_of(descriptor, start, length)
 
 
-def drop(path: Path, start: int = 0, length: int = 0) -> None:
+def drop_of(descriptor: int, start: int = 0, length: int = 0) -> None:
     """Ask the kernel to drop a file's pages; written ones go to disk first, or they would stay."""
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
+
+
+def drop(path: Path, start: int = 0, length: int = 0) -> None:
+    """Ask the kernel to drop the pages of the file with this name."""
     with opened(path) as descriptor:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
+        drop_of(descriptor, start, length)
