@@ -592,6 +592,7 @@ class Settings(
             "disable-fastapi-docs": True,
             "disable-uvicorn-access-log": True,
             "enable-log-requests": False,
+            "log-error-stack": False,  # pydantic's words for a bad request repeat what is in it
             "trust-remote-code": False,
         }
         if serving.dtype != "auto":

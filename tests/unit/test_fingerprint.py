@@ -27,6 +27,7 @@ def sources(tmp_path: Path) -> fingerprint.Sources:
     )
     (tmp_path / "serve.yaml").write_text("port: 8899\n")
     (tmp_path / "environment").write_text("A=1\n")
+    (tmp_path / "guard.json").write_text('{"allowed_networks": ["10.0.0.0/8"], "port": 1}\n')
     (tmp_path / "launch.py").write_text("pass\n")
     (tmp_path / "routes.py").write_text("pass\n")
     (tmp_path / "api_key").write_text("secret\n")
@@ -36,6 +37,7 @@ def sources(tmp_path: Path) -> fingerprint.Sources:
         unit=tmp_path / "dsv4.service",
         serve_yaml=tmp_path / "serve.yaml",
         environment=tmp_path / "environment",
+        guard=tmp_path / "guard.json",
         runtime=tmp_path / "current",
         view=tmp_path / "view",
         code=(tmp_path / "launch.py", tmp_path / "routes.py"),
@@ -60,6 +62,7 @@ FILES = {
     "dsv4.service": "unit",
     "serve.yaml": "serve_yaml",
     "environment": "environment",
+    "guard.json": "networks",
     "launch.py": "launcher",
     "routes.py": "launcher",
     "api_key": "api_key",
@@ -85,6 +88,17 @@ def test_a_file_that_went_away_differs(
     before = started(sources)
     sources.unit.with_name(name).unlink()
     assert called in fingerprint.differs(before, fingerprint.wanted(sources))
+
+
+def test_of_the_guards_settings_only_the_networks_are_an_input(
+    sources: fingerprint.Sources,
+) -> None:
+    """They are set in the kernel at a start; the guards read the rest anew."""
+    before = started(sources)
+    sources.guard.write_text('{"port": 2, "allowed_networks": ["10.0.0.0/8"]}')
+    assert fingerprint.differs(before, fingerprint.wanted(sources)) == []
+    sources.guard.write_text('{"port": 2, "allowed_networks": ["10.1.0.0/16"]}')
+    assert fingerprint.differs(before, fingerprint.wanted(sources)) == ["networks"]
 
 
 def test_links_are_inputs(sources: fingerprint.Sources) -> None:

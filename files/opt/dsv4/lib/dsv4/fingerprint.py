@@ -6,6 +6,7 @@ stamps play no part, because they lie after clock steps and rollbacks.
 
 import hashlib
 import hmac
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Sources:
     unit: Path = layout.SYSTEMD / layout.UNIT
     serve_yaml: Path = layout.SERVE_YAML
     environment: Path = layout.ENVIRONMENT
+    guard: Path = layout.GUARD_JSON
     runtime: Path = layout.CURRENT
     view: Path = layout.VIEW_CURRENT
     code: tuple[Path, ...] = CODE
@@ -99,6 +101,18 @@ def credentials(unit: Iterable[bytes | None]) -> dict[str, Path]:
     return {name: Path(path) for name, _, path in pairs}
 
 
+def networks(guard: bytes | None) -> bytes | None:
+    """Return who may reach the port, which a start's first hook tells the kernel; None: no rule.
+
+    The rest of guard.json is read anew whenever it is needed.
+    """
+    try:
+        found = json.loads(guard or b"{}").get("allowed_networks")
+    except (ValueError, AttributeError):
+        return None
+    return json.dumps(found).encode() if found else None
+
+
 def wanted(sources: Sources | None = None) -> dict[str, str]:
     """Return the fingerprint of what is on disk now: what a restart would start from."""
     at = sources or Sources()
@@ -112,6 +126,7 @@ def wanted(sources: Sources | None = None) -> dict[str, str]:
         "unit": digest(unit),
         "serve_yaml": digest([content(at.serve_yaml)]),
         "environment": digest([content(at.environment)]),
+        "networks": digest([networks(content(at.guard))]),
         "runtime": f"{target(at.runtime)}:{digest([manifest])[:16]}",
         "view": target(at.view),
         "launcher": digest([content(path) for path in at.code]),

@@ -32,7 +32,7 @@ def ruleset(port: int, networks: Sequence[str], table: str = TABLE) -> str:
         rules = [f'iif "lo" tcp dport {port} accept', *accepts, f"tcp dport {port} drop"]
         # Before the priority at which other programs accept or translate
         chain = ["type filter hook input priority -10; policy accept;", *rules]
-        lines += [f"table inet {table} {{ chain input {{", *chain, "} }"]
+        lines += [f"table inet {table} {{", "chain input {", *chain, "}", "}"]
     return "\n".join([*lines, ""])
 
 
