@@ -103,6 +103,16 @@ def test_cache_is_dropped_even_when_just_written(
     assert residency.resident(pack / "outside") == MIB
 
 
+def test_what_is_behind_a_directory_s_link_is_the_pack_s(pack: Path) -> None:
+    (pack / "elsewhere").mkdir()
+    (pack / "elsewhere/3.safetensors").write_bytes(b"x")
+    (pack / "packs/p/sub").symlink_to(pack / "elsewhere")
+    (pack / "view/sub").mkdir()
+    (pack / "view/sub/3.safetensors").symlink_to(pack / "packs/p/sub/3.safetensors")
+    found, _ = cache_drop.pack_files(pack / "view", pack / "packs")
+    assert [path.name for path in found] == ["1.safetensors", "2.safetensors", "3.safetensors"]
+
+
 @pytest.mark.parametrize("served", ["snapshot", "link to it", "links to blobs", "link to links"])
 def test_an_adopted_hub_cache_is_dropped_and_nothing_beside_it(
     disk: Path, capsys: pytest.CaptureFixture[str], served: str

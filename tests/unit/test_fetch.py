@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dsv4 import fetch, sizes, transfer, xet
+from dsv4 import fetch, pack_verify, sizes, transfer, xet
 from dsv4.hub import Refused, Unreachable
 from tests.lab.hub import Hub
 
@@ -270,14 +270,14 @@ def test_what_was_not_on_the_disk_at_a_power_cut_is_hashed_anew(
     facts = (lab.root / SHARD).stat()
     (lab.root / SHARD).write_bytes(bytes(len(data)))
     os.utime(lab.root / SHARD, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    monkeypatch.setattr(fetch, "BOOT", "the next one")
+    monkeypatch.setattr(pack_verify, "BOOT", "the next one")
     assert lab.fetch() == 0
     lab.assert_complete()
     assert lab.served() == len(data)
     assert all(row["unsettled"] for row in lab.record()["files"].values())
     assert lab.fetch() == 0
     assert not any("unsettled" in row for row in lab.record()["files"].values())
-    monkeypatch.setattr(fetch, "BOOT", "a third one")
+    monkeypatch.setattr(pack_verify, "BOOT", "a third one")
     assert lab.fetch() == 0
     assert lab.served() == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsv4 import pack_config, pack_verify
+from dsv4 import machine, pack_config, pack_verify
 from dsv4.pack_config import Refused, exl3_config
 from tests.lab import tiny_pack
 
@@ -371,6 +371,51 @@ def test_a_pack_that_cannot_be_served_is_refused(
     assert run(plain, *more) == 1
     assert words in capsys.readouterr().err
     assert not (views(plain) / "current").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.py", "model.PY", "model.Py", "model.pY", "x.pyc", "x.PYC", "x.pyo", "x.pyd"),
+        *("x.pyw", "x.pyz", "x.so", "x.SO", "lib.so.6", "lib.So.1.2", "x.dll", "x.dylib"),
+        *("x.cpython-312-aarch64-linux-gnu.so", "a.whl", "a.EGG"),
+        *("odd\nname.py", "a.b.py", "deep/er/model.Py", "linked/model.PY"),
+    ],
+)
+def test_program_files_are_refused_wherever_they_are(
+    plain: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In any case of letters; also what is served through a directory that is a link."""
+    path = plain / name
+    if name.startswith("linked/"):
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (plain / "linked").symlink_to(elsewhere)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    assert run(plain) == 1
+    assert "holds program code" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["py", "numpy", "x.python", "so.json", "x.pyy", "x.sox", "so.6"])
+def test_names_that_only_look_like_it_are_fine(plain: Path, name: str) -> None:
+    (plain / name).write_text("")
+    assert run(plain) == 0
+
+
+def test_a_directory_that_is_a_link_is_part_of_the_pack(plain: Path, tmp_path: Path) -> None:
+    """As long as it does not lead back into itself."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "image.json").write_text("{}")
+    (plain / "vision").symlink_to(elsewhere)
+    (elsewhere / "round").symlink_to(plain)
+    (plain / "self").symlink_to(".")
+    assert run(plain) == 0
+    assert (views(plain) / "current/vision/image.json").read_text() == "{}"
+    names = machine.visible_files(plain)
+    assert "vision/image.json" in names
+    assert not [name for name in names if name.startswith("self/")]
 
 
 def test_code_is_served_when_it_is_allowed_knowingly(plain: Path) -> None:

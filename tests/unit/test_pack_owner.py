@@ -81,6 +81,21 @@ def test_a_file_that_others_could_change_is_read_again(
     assert (packs / "mine/rev.json").stat().st_uid == FETCHER
 
 
+def test_what_a_power_cut_may_have_cost_is_no_complete_pack(
+    packs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was verified and not yet on the disk counts for that boot; then it is hashed."""
+    record = packs / "mine/rev.json"
+    known = store.read_json_or(record, {})
+    known["files"]["a.safetensors"]["unsettled"] = pack_verify.BOOT
+    store.write_json(record, known)
+    assert state.packs(packs, "no-such-user")["mine"]["rev"]["complete"] is True
+    monkeypatch.setattr(pack_verify, "BOOT", "the next one")
+    found = state.packs(packs, "no-such-user")["mine"]["rev"]
+    assert found["complete"] is False
+    assert found["error"] == "a.safetensors: is to be verified again"
+
+
 @needs_root
 def test_a_link_is_not_followed(packs: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Or whoever the packs belong to could have root give away any file."""

@@ -112,7 +112,8 @@ def pack_files(view: Path, root: Path) -> tuple[list[Path], dict[Path, str]]:
             if not link.is_symlink():
                 continue  # our own configuration
             named = link.parent / link.readlink()
-            if not (named.parent.resolve() / named.name).is_relative_to(inside):
+            where = named.parent.resolve() / named.name
+            if not (named.is_relative_to(root) or where.is_relative_to(inside)):
                 left[link] = OUTSIDE
                 continue
             real = named.resolve()

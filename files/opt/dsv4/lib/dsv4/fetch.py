@@ -42,8 +42,6 @@ LARGEST_MARGIN: Final = 1 << 30
 CLIENTS_OWN: Final = ".cache"
 """Where huggingface_hub keeps its notes and unfinished files when it fetches into a directory."""
 
-BOOT: Final = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
 REPORT_S: Final = 1.0
 SAY_S: Final = 30.0
 RATE_OVER_S: Final = 15.0
@@ -154,7 +152,7 @@ class Record:
     def trusts(self, root: Path, name: str) -> bool:
         """Return whether this very file was verified before and has not been touched since."""
         known = self.files.get(name, {})
-        if not known.get("verified") or known.get("unsettled") not in {None, BOOT}:
+        if not known.get("verified") or not pack_verify.settled(known):
             return False
         try:
             facts = (root / name).stat()
@@ -167,7 +165,7 @@ class Record:
         with self.lock:
             self.files[name] |= {
                 "verified": now(),
-                "unsettled": BOOT,
+                "unsettled": pack_verify.BOOT,
                 "mtime_ns": (root / name).stat().st_mtime_ns,
             }
         self.save()

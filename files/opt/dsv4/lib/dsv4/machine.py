@@ -186,6 +186,31 @@ def way(path: Path) -> Iterator[Path]:
     yield at
 
 
+def visible_files(root: Path) -> list[str]:
+    """Return the files in a directory, without hidden ones (the hub's own, and a downloader's).
+
+    A directory that is a link is gone into like any other, unless it leads back.
+    """
+    found: list[str] = []
+
+    def gather(directory: Path, base: str, above: tuple[tuple[int, int], ...]) -> None:
+        facts = directory.stat()
+        here = (facts.st_dev, facts.st_ino)
+        if here in above:
+            return
+        for entry in os.scandir(directory):
+            name = f"{base}{entry.name}"
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                gather(directory / entry.name, f"{name}/", (*above, here))
+            else:
+                found.append(name)
+
+    gather(root, "", ())
+    return sorted(found)
+
+
 def adopted(path: str) -> dict[str, Any]:
     """Return whether a pack's directory is there, and which directories apart it leads through.
 
@@ -197,9 +222,8 @@ def adopted(path: str) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         found["directory"] = root.is_dir()
         files = [root]
-        for directory, folders, names in os.walk(root):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            files += [Path(directory) / name for name in names if not name.startswith(".")]
+        if found["directory"]:
+            files += [root / name for name in visible_files(root)]
         steps = {str(step) for file in files for step in (file, *way(file))}
         for place in APART:
             tops = {place, os.path.realpath(place)}

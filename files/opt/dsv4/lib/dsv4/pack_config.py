@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from dsv4 import exl3, layout, pack_verify, readable, store, tree
+from dsv4.machine import visible_files
 from dsv4.pack_verify import (
     SUFFIX,
     state_path,
@@ -226,16 +227,6 @@ class View:
         for name, data in sorted(self.own.items()):
             whole.update(f"{name}\0{store.sha256_bytes(data)}\0".encode())
         return whole.hexdigest()[:16]
-
-
-def visible_files(root: Path) -> list[str]:
-    """Return the pack's files, without hidden ones (the hub's own, and a downloader's)."""
-    found = []
-    for directory, folders, names in os.walk(root, followlinks=False):
-        folders[:] = [folder for folder in folders if not folder.startswith(".")]
-        base = Path(directory).relative_to(root)
-        found += [str(base / name) for name in names if not name.startswith(".")]
-    return sorted(found)
 
 
 def file_facts(root: Path, name: str, known: Mapping[str, Any]) -> str:

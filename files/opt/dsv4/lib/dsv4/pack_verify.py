@@ -32,7 +32,9 @@ INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 SUFFIX: Final = ".safetensors"
 PART_SUFFIX: Final = ".part"
-CODE: Final = (".py", ".pyc", ".so")
+CODE: Final = re.compile(r".*\.(py[cdiowxz]?|whl|egg|so(\.[0-9]+)*|dylib|dll)", re.I | re.S)
+"""Names of what Python would run, or the linker load, in any case of letters."""
+BOOT: Final = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 HEADER_LIMIT: Final = 100_000_000
 """The format's own bound on a header."""
 
@@ -436,7 +438,7 @@ def touched(root: Path, files: Mapping[str, Mapping[str, Any]], owner: int | Non
             continue
         if not stat.S_ISREG(now.st_mode):
             found.append(Finding(name, "is no regular file any more"))
-        elif not facts.get("verified"):
+        elif not facts.get("verified") or not settled(facts):
             found.append(Finding(name, "is to be verified again"))
         elif (now.st_size, now.st_mtime_ns) != (facts.get("size"), facts.get("mtime_ns")):
             found.append(Finding(name, "changed since it was verified"))
@@ -452,6 +454,14 @@ def touched(root: Path, files: Mapping[str, Mapping[str, Any]], owner: int | Non
         elif owner is not None and (now.st_mode & 0o022 or now.st_mode & 0o555 != 0o555):
             found.append(Finding(name, f"has the mode {stat.S_IMODE(now.st_mode):o}"))
     return found
+
+
+def settled(facts: Mapping[str, Any]) -> bool:
+    """Say whether a file that was verified is known to be on the disk, or is still of this boot.
+
+    After a power cut a size and a time stamp may outlive the bytes.
+    """
+    return facts.get("unsettled") in {None, BOOT}
 
 
 def account(uid: int) -> str:
@@ -573,7 +583,7 @@ def doubt(root: Path, names_of_files: Iterable[str]) -> None:
 
 def program_code(names_of_files: Iterable[str], known: Collection[str] = ()) -> list[str]:
     """Return the files that a pack of weights has no use for, beyond those its owner named."""
-    return sorted(name for name in names_of_files if name.endswith(CODE) and name not in known)
+    return sorted(name for name in names_of_files if CODE.fullmatch(name) and name not in known)
 
 
 def served_root(note: Path = layout.VIEW_NOTE) -> Path | None:
