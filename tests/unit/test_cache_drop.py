@@ -110,7 +110,7 @@ def test_what_is_behind_a_directory_s_link_is_the_pack_s(pack: Path) -> None:
     (pack / "view/sub").mkdir()
     (pack / "view/sub/3.safetensors").symlink_to(pack / "packs/p/sub/3.safetensors")
     found, _ = cache_drop.pack_files(pack / "view", pack / "packs")
-    assert [path.name for path in found] == ["1.safetensors", "2.safetensors", "3.safetensors"]
+    assert [path.name for path in found] == ["3.safetensors", "1.safetensors", "2.safetensors"]
 
 
 @pytest.mark.parametrize("served", ["snapshot", "link to it", "links to blobs", "link to links"])
