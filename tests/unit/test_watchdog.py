@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4 import cgroup, guard, memory, watchdog
+from dsv4 import cgroup, guard, layout, memory, watchdog
 from dsv4.watchdog import KILL, NONE, TERM, Config, Sample, Verdict, decide
 
 CONFIG = Config()
@@ -383,6 +383,63 @@ def test_a_file_that_cannot_be_read() -> None:
     assert shared.bad == 20
 
 
+def test_blind_for_a_minute_is_no_guard() -> None:
+    """It ends, for systemd to start one that opens the file anew; what it has seen is forgotten
+    only then.
+    """
+    world = World(lambda t: "garbage" if t >= 10 else 8.7, 3600)
+    shared = watchdog.Shared(guard.Guard(), CONFIG)
+    recorder = Recorder(shared, world.clock)
+    watchdog.watch(recorder, world.source, world.clock, world.sleep)
+    assert world.clock() == pytest.approx(9.9 + watchdog.BLIND_S, abs=0.2)
+    assert recorder.done == []
+    # A single reading in a minute is enough to go on
+    done, _, _ = replay(lambda t: 8.7 if t % 50 < 0.05 else "garbage", 3600)
+    assert done == []
+
+
+@pytest.mark.parametrize("text", ["", "garbage\n", "MemTotal: 1 kB\nMemFree: 0 kB\n"])
+def test_a_watchdog_that_sees_nothing_does_not_say_that_it_guards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """Its start fails, and with it the engine's."""
+    (tmp_path / "guard.json").write_text('{"user": "root"}')
+    (tmp_path / "meminfo").write_text(text)
+    argv = ["--guard", str(tmp_path / "guard.json"), "--meminfo", str(tmp_path / "meminfo")]
+    assert watchdog.main(argv) == 3
+    assert capsys.readouterr().err.endswith("meminfo: says nothing that makes sense\n")
+    assert watchdog.main([*argv[:3], str(tmp_path / "none")]) == 3
+
+
+PSI = b"some avg10=%s avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "percent"),
+    [
+        (PSI % b"12.34", 12.34),
+        (b"", 0.0),
+        (b"some", 0.0),
+        (PSI % b"", 0.0),
+        (PSI % b"x", 0.0),
+        (PSI % b"nan", 0.0),
+        (PSI % b"-1", 0.0),
+        (PSI % b"1e999", 0.0),
+        (b"\xff\0" * 90, 0.0),
+    ],
+)
+def test_pressure_is_told_and_never_needed(tmp_path: Path, text: bytes, percent: float) -> None:
+    """A kernel without it, and whatever else stands there: 0, and the decision goes on."""
+    (tmp_path / "memory").write_bytes(text)
+    descriptor = watchdog.open_or_none(str(tmp_path / "memory"))
+    assert descriptor is not None
+    assert watchdog.read_pressure(descriptor) == percent
+    os.close(descriptor)
+    assert watchdog.read_pressure(descriptor) == 0.0
+    assert watchdog.open_or_none(str(tmp_path / "none")) is None
+    assert watchdog.read_pressure(None) == 0.0
+
+
 def test_one_impossible_fall_is_no_fall() -> None:
     """A single reading of next to nothing beside healthy ones is looked at again, and forgotten."""
     done, shared, world = replay(lambda t: 0.6 if t % 5 == 1.0 else 60.0, 600)
@@ -468,6 +525,38 @@ def test_a_whole_group_is_killed(group: Path) -> None:
     assert cgroup.kill([str(group)]) == 2
     assert first.wait(5) == second.wait(5) == -signal.SIGKILL
     for process in (first, second):
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_another_engine_is_not_touched(tmp_path: Path, group: Path) -> None:
+    """A second service of the same account has a watchdog of its own."""
+    first, second = (sleeper("import time", "time.sleep(60)") for _ in range(2))
+    (group / "cgroup.procs").write_text(f"{first.pid}\n")
+    beside = group.with_name("dsv4-b.service")
+    beside.mkdir()
+    (beside / "cgroup.procs").write_text(f"{second.pid}\n")
+    assert cgroup.kill(cgroup.directories("dsv4.service", str(tmp_path))) == 1
+    assert first.wait(5) == -signal.SIGKILL
+    assert second.poll() is None
+    second.kill()
+    for process in (first, second):
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_who_has_gone_meanwhile_costs_the_others_nothing(group: Path) -> None:
+    """A process may end between the list and the signal; the list itself may go, or be odd."""
+    gone, left = (sleeper("import time", "time.sleep(60)") for _ in range(2))
+    gone.kill()
+    gone.wait()
+    (group / "cgroup.procs").write_text(f"{gone.pid}\n{left.pid}\n")
+    (group / "below/cgroup.procs").write_bytes(b"\0 x\n")
+    assert cgroup.owner(gone.pid) is None
+    cgroup.kill([str(group), str(group / "none")])
+    assert left.wait(5) == -signal.SIGKILL
+    for process in (gone, left):
         assert process.stdout is not None
         process.stdout.close()
 
@@ -579,6 +668,64 @@ def test_metrics_without_a_sample_claim_nothing() -> None:
     text = watchdog.metrics(watchdog.Shared(guard.Guard(), CONFIG), {}, "unknown", 1.0)
     assert "memory_available" not in text
     assert "watchdog_bad_samples_total 0" in text
+
+
+def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> watchdog.Reporter:
+    """Return a reporter that writes here and has not been started."""
+    monkeypatch.setattr(layout, "WATCHDOG_RECORDS", tmp_path / "records")
+    (tmp_path / "records").mkdir()
+    return watchdog.Reporter(watchdog.Shared(guard.Guard(), CONFIG), tmp_path / "guard.json")
+
+
+def trip(name: str) -> watchdog.Trip:
+    return watchdog.Trip(name, KILL, "low", Sample(0, 2, 2), None, 1.0, 2, [Sample(0, 2, 2)])
+
+
+def test_a_record_waits_for_room_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that cannot be written is not lost, and is told and counted once."""
+    made = reporter(tmp_path, monkeypatch)
+    made.shared.trips.append(trip("20261201T000000.000Z"))
+    (tmp_path / "records").rmdir()
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            made.write_trips()
+    (tmp_path / "records").mkdir()
+    made.write_trips()
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["20261201T000000.000Z.json"]
+    assert made.trips == {TERM: 0, KILL: 1}
+    assert capsys.readouterr().err.count("killed: low") == 1
+
+
+def test_a_kill_is_told_even_when_the_engine_is_gone_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The thread that writes may have been held up by a disk until after the end."""
+    made, one = reporter(tmp_path, monkeypatch), trip("20261201T000000.000Z")
+    made.shared.trips.extend([one, one])
+    one.gone_ms = 20.0
+    made.write_trips()
+    assert made.trips[KILL] == 1
+    assert capsys.readouterr().err.count("killed: low") == 1
+
+
+def test_a_clock_that_is_set_back_costs_no_new_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records are named by the clock and the oldest names go: but not what was just written."""
+    made = reporter(tmp_path, monkeypatch)
+    for n in range(watchdog.RECORDS_KEPT):
+        (tmp_path / f"records/20261201T0000{n:02}.000Z.json").write_text("{}")
+    made.shared.trips.append(trip("19700101T000100.000Z"))
+    made.write_trips()
+    names = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert names[0] == "19700101T000100.000Z.json"
+    made.shared.trips.append(trip("20261202T000000.000Z"))
+    made.write_trips()
+    names = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert len(names) == watchdog.RECORDS_KEPT + 1
+    assert "20261201T000000.000Z.json" not in names
 
 
 def test_names_of_records_sort() -> None:

@@ -10,6 +10,7 @@ import pytest
 from deploy import layout
 from deploy._render import template
 from deploy.units import EngineUnit, start_timeout
+from dsv4 import watchdog
 
 LAB = EngineUnit(dsv4="/usr/bin/true")
 SPARK = EngineUnit(
@@ -140,6 +141,16 @@ def test_the_guard_survives_what_it_guards_against() -> None:
     assert score == {"OOMScoreAdjust=500"}
     assert "OOMScoreAdjust=-500" in directives(LAB, layout.UNIT_LIVENESS)
     assert {"OOMScoreAdjust=-1000", "LimitMEMLOCK=infinity", "RestartSec=100ms"} <= watchdog
+    assert {"WatchdogSec=10", "WatchdogSignal=SIGKILL", "LimitCORE=0"} <= watchdog
+
+
+def test_a_watchdog_that_sees_nothing_is_given_up() -> None:
+    """Its failed starts, one after the other, reach the limit that stops the engine."""
+    values = dict(line.split("=", 1) for line in directives(LAB, layout.UNIT_WATCHDOG))
+    one = watchdog.FIRST_SIGHT_S + 0.1 + 1.0  # and a second for the interpreter, on a busy machine
+    burst, within = int(values["StartLimitBurst"]), float(values["StartLimitIntervalSec"])
+    assert burst * one < within
+    assert float(values["TimeoutStartSec"]) > watchdog.FIRST_SIGHT_S
 
 
 def test_the_engine_is_not_restarted_with_its_watchdog() -> None:

@@ -8,6 +8,7 @@ Imports little on purpose: the watchdog locks every page it has into memory.
 """
 
 import json
+import math
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -151,6 +152,9 @@ Section = TypeVar(
 def typed(name: str, value: Any, default: Any) -> Any:
     """Return `value` as the default's kind; raise `BrokenGuard` with the key's name otherwise."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
+    # JSON as Python reads it has NaN and Infinity, below which nothing ever falls
+    if number and not 0 <= value < math.inf:
+        raise BrokenGuard(f"{name}: must be a number from 0 on (got {value!r})")
     if isinstance(default, bool) and isinstance(value, bool):
         return value
     if isinstance(default, float) and number:

@@ -54,6 +54,13 @@ FASTEST_GIB_S: Final = 100.0
 and the fastest fall on record is 14 GiB/s. What falls faster is looked at once more."""
 DOUBT_S: Final = 0.02
 
+BLIND_S: Final = 60.0
+"""After so long without a reading that makes sense it guards nothing, and its history is void. It
+ends: systemd starts it again, which opens the file anew, and when that does not help stops the
+engine, as for every watchdog that cannot be kept running."""
+FIRST_SIGHT_S: Final = 1.0
+"""How long the first one may take: ten such starts are within the unit's start limit."""
+
 REPORT_EVERY_S: Final = 15.0
 REPORT_LOW_EVERY_S: Final = 2.0
 LOW: Final = 2.0
@@ -191,6 +198,7 @@ class Trip:
     signalled: int
     trajectory: list[Sample]
     gone_ms: float | None = None
+    told: bool = False
 
 
 @dataclass
@@ -290,9 +298,10 @@ def read_pressure(descriptor: int | None) -> float:
     if descriptor is None:
         return 0.0
     try:
-        return float(os.pread(descriptor, 256, 0).split(b"avg10=", 1)[1].split(None, 1)[0])
+        found = float(os.pread(descriptor, 256, 0).split(b"avg10=", 1)[1].split(None, 1)[0])
     except (OSError, IndexError, ValueError):
         return 0.0
+    return found if 0 <= found <= 100 else 0.0
 
 
 def open_or_none(path: str) -> int | None:
@@ -325,25 +334,38 @@ def take(shared: Shared, source: Source, now: float) -> Sample | None:
     return Sample(now, info.available, info.free, pressure)
 
 
+def sees(shared: Shared, source: Source, bound: float = FIRST_SIGHT_S) -> bool:
+    """Say whether there is a reading to be had, within a bound."""
+    end = time.monotonic() + bound
+    while take(shared, source, time.monotonic()) is None:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(shared.config.sample_s)
+    return True
+
+
 def watch(
     guardian: Guardian,
     source: Source,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Sample for ever. One reading that is doubtful beside the last is no reading: it is counted,
-    and the next one, taken at once, counts instead.
+    """Sample for as long as there is anything to see.
+
+    One reading that is doubtful beside the last is no reading: it is counted, and the next one,
+    taken at once, counts instead.
     """
     shared = guardian.shared
-    due = clock()
+    due = seen = clock()
     alive = due - ALIVE_EVERY_S
-    while True:
+    while clock() - seen < BLIND_S:
         sample = take(shared, source, clock())
         if sample is not None and doubtful(shared.last, sample):
             shared.bad += 1
             sleep(DOUBT_S)
             sample = take(shared, source, clock())
         if sample is not None:
+            seen = clock()
             shared.last = sample
             shared.lowest = min(shared.lowest, sample.available)
             guardian.look(sample)
@@ -480,6 +502,7 @@ class Reporter(threading.Thread):
         self.top: list[str] = []
         self.top_at = time.monotonic()
         self.trips = {TERM: 0, KILL: 0}
+        self.written: set[str] = set()
         for path in layout.WATCHDOG_RECORDS.glob("*.json"):
             action = read_object(path).get("action")
             if action in self.trips:
@@ -505,20 +528,27 @@ class Reporter(threading.Thread):
     def write_trips(self) -> None:
         """Write the records that wait, and say so."""
         while self.shared.trips:
-            trip = self.shared.trips.popleft()
-            age = time.monotonic() - self.top_at
-            text = json.dumps(record_of(trip, self.shared, self.top, age))
-            self.shared.latency_s = trip.latency_ms / 1000
-            if trip.gone_ms is None:
+            trip = self.shared.trips[0]
+            if not trip.told:
+                trip.told = True
+                self.shared.latency_s = trip.latency_ms / 1000
                 self.trips[trip.action] += 1
                 word = "killed" if trip.action == KILL else "asked to stop"
                 sys.stderr.write(
                     f"dsv4 watchdog: {self.shared.guard.unit} {word}: {trip.reason}"
                     f" ({trip.signalled} processes, {trip.latency_ms:.1f} ms)\n"
                 )
-            replace(layout.WATCHDOG_RECORDS / f"{trip.name}.json", text, sync=True)
+            age = time.monotonic() - self.top_at
+            text = json.dumps(record_of(trip, self.shared, self.top, age))
+            name = f"{trip.name}.json"
+            # One that cannot be written waits for the next round: a full disk has room again
+            replace(layout.WATCHDOG_RECORDS / name, text, sync=True)
+            self.written.add(name)
+            self.shared.trips.popleft()
+        # Those of today stay: after a step of the clock they may sort before all others
         for path in sorted(layout.WATCHDOG_RECORDS.glob("*.json"))[:-RECORDS_KEPT]:
-            path.unlink(missing_ok=True)
+            if path.name not in self.written:
+                path.unlink(missing_ok=True)
 
     def reread(self) -> None:
         """Take new thresholds; keep the old ones when the file makes no sense."""
@@ -575,7 +605,10 @@ def parse_arguments(argv: list[str]) -> dict[str, Path] | None:
 
 
 def main(argv: list[str]) -> int:
-    """Guard until told to stop. A broken guard.json means the defaults, not no guard."""
+    """Guard until told to stop, or until there is nothing to be seen any more, which is 3.
+
+    A broken guard.json means the defaults, not no guard.
+    """
     options = parse_arguments(argv)
     if options is None:
         sys.stderr.write("usage: dsv4 watchdog [--guard PATH] [--meminfo PATH]\n")
@@ -595,6 +628,10 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"dsv4 watchdog: there is no user {config.user}\n")
         return 3
     shared = Shared(config, config_of(config.memory))
+    source = files(meminfo, open_or_none("/proc/pressure/memory"))
+    if not sees(shared, source):
+        sys.stderr.write(f"dsv4 watchdog: {options['--meminfo']}: says nothing that makes sense\n")
+        return 3
     threading.stack_size(THREAD_STACK)
     sys.setswitchinterval(0.001)
     reporter = Reporter(shared, options["--guard"])
@@ -605,8 +642,10 @@ def main(argv: list[str]) -> int:
     reporter.start()
     sys.stderr.write(f"dsv4 watchdog: {config.unit}: {describe(shared.config)}\n")
     notify(f"READY=1\nSTATUS={describe(shared.config)}; tools {VERSION}")
-    watch(Guardian(shared, uid), files(meminfo, open_or_none("/proc/pressure/memory")))
-    return 0
+    watch(Guardian(shared, uid), source)
+    name = options["--meminfo"]
+    sys.stderr.write(f"dsv4 watchdog: {name}: no reading made sense for {BLIND_S:.0f} s\n")
+    return 3
 
 
 if __name__ == "__main__":
