@@ -77,6 +77,7 @@ class Pack:
         """Return what the fetcher checks shard headers against, before it brings the rest."""
         exl3 = self.exl3 and {
             "bits": self.exl3.bits,
+            "draft_layers": self.exl3.draft_layers,
             "layer_bits": {str(layer): bits for layer, bits in self.exl3.layer_bits.items()},
         }
         return {"shards": self.shards, "exl3": exl3, "components": dict(self.components)}

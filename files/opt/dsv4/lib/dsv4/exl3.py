@@ -8,6 +8,7 @@ from typing import Any, Final
 
 EXPERT: Final = re.compile(r"layers\.(\d+)\.ffn\.experts\.\d+\.w[123]\.trellis")
 TRELLIS: Final = "trellis"
+DRAFT: Final = "mtp."
 CODEBOOKS: Final = ("mcg", "mul1")
 BITS_OF_TRELLIS: Final = {32: 2, 48: 3, 64: 4, 80: 5, 96: 6}
 """Last dimension of a trellis tensor and the bits it stands for; the plugin takes 2 to 6."""
@@ -28,6 +29,8 @@ class Experts:
     codebooks: set[str] = field(default_factory=set)
     drafted: bool = False
     """Whether the draft's experts are EXL3 too."""
+    drafts: set[str] = field(default_factory=set)
+    """Layers of the draft, by what stands for the number in their tensors' names."""
 
     def add(self, tensors: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Look at a shard's header; a layer's experts must agree. Raises `Mixed`."""
@@ -35,10 +38,12 @@ class Experts:
             _, _, kind = name.rpartition(".")
             if kind in CODEBOOKS:
                 self.codebooks.add(kind)
+            if name.startswith(DRAFT):
+                self.drafts.add(name[len(DRAFT) :].partition(".")[0])
             if kind != TRELLIS:
                 continue
             if not (match := EXPERT.fullmatch(name)):
-                self.drafted = self.drafted or name.startswith("mtp.")
+                self.drafted = self.drafted or name.startswith(DRAFT)
                 continue
             width = entry["shape"][-1] if entry.get("shape") else None
             bits = BITS_OF_TRELLIS.get(width) if isinstance(width, int) else None
@@ -64,6 +69,14 @@ class Experts:
                         f"layer {layer} has {number} expert matrices where n_routed_experts"
                         f" ({experts}) makes {3 * experts}"
                     )
+        here = len(self.drafts)
+        if self.drafts != {str(number) for number in range(here)}:
+            yield f"the draft has layers {', '.join(sorted(self.drafts))} here, not 0 to {here - 1}"
+        # None at all is a pack without its draft, which many are; and fewer stated than there is how
+        # a draft of several stages may be counted
+        stated = config.get("num_nextn_predict_layers")
+        if isinstance(stated, int) and 0 < here < stated:
+            yield f"num_nextn_predict_layers is {stated}, and the shards hold {here} draft layers"
         if self.codebooks and self.codebooks != {codebook}:
             yield f"the codebook is {codebook} there and {', '.join(sorted(self.codebooks))} here"
         if self.drafted:

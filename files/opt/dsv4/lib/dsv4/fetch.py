@@ -97,6 +97,7 @@ def parse_expected(value: Any) -> Expected:
         return Expected(
             shards=None if value.get("shards") is None else int(value["shards"]),
             bits=None if exl3.get("bits") is None else int(exl3["bits"]),
+            drafts=None if exl3.get("draft_layers") is None else int(exl3["draft_layers"]),
             layer_bits={int(k): int(v) for k, v in (exl3.get("layer_bits") or {}).items()},
         )
     except (AttributeError, TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from dsv4 import pack_config, pack_verify
+from dsv4 import exl3, pack_config, pack_verify
 from dsv4.pack_verify import INDEX, SUFFIX, BadShard
 
 Tensors: TypeAlias = Mapping[str, Any]
@@ -26,6 +26,8 @@ class Expected:
     """Bits of the layers that differ from `bits`."""
     bits: int | None = None
     """Of an EXL3 pack's other layers; None for a pack in another format."""
+    drafts: int | None = None
+    """Layers of the draft inside the pack."""
 
 
 def is_shard(name: str) -> bool:
@@ -97,14 +99,16 @@ def exl3_faults(
     shards: Mapping[str, Tensors], small: Mapping[str, bytes], expected: Expected
 ) -> Iterator[str]:
     """Yield where an EXL3 pack is not of the bits it is known for, or cannot be served."""
-    entries = (row for shard in shards.values() for row in shard.items())
+    seen = exl3.Experts()
     try:
-        found = pack_config.layer_bits(entries)
+        for shard in shards.values():
+            seen.add(shard.items())
+        found = seen.bits
         own = pack_config.parse_config(small.get(pack_config.CONFIG, b""))
         elsewhere = small.get(pack_config.ELSEWHERE, b"{}")
         # The policy has no say in what is refused
         pack_config.exl3_config(own, pack_config.parse_config(elsewhere), found, "bf16_as_stored")
-    except pack_config.Refused as error:
+    except (pack_config.Refused, exl3.Mixed) as error:
         yield str(error)
         return
     wrong = [
@@ -114,3 +118,5 @@ def exl3_faults(
     ]
     if wrong:
         yield pack_verify.names(wrong)
+    if expected.drafts is not None and len(seen.drafts) != expected.drafts:
+        yield f"the draft has {len(seen.drafts)} layers, not {expected.drafts}"
