@@ -29,6 +29,7 @@ def fetched(spark: Spark) -> str:
 def test_other_bytes_are_found_and_only_they_are_fetched_again(spark: Spark) -> None:
     """Four kilobytes in the middle of a shard, with size and time stamp as they were."""
     root = served(spark)
+    spark.deploy().require()  # what tests before this have left: a reboot, another test's hub
     spark.root(
         f"cd {root} && touch -r {SHARD} /tmp/stamp && dd if=/dev/zero of={SHARD} bs=4096 seek=9"
         f" count=1 conv=notrunc status=none && touch -r /tmp/stamp {SHARD}"

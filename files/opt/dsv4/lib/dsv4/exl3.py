@@ -72,8 +72,8 @@ class Experts:
         here = len(self.drafts)
         if self.drafts != {str(number) for number in range(here)}:
             yield f"the draft has layers {', '.join(sorted(self.drafts))} here, not 0 to {here - 1}"
-        # None at all is a pack without its draft, which many are; and fewer stated than there is how
-        # a draft of several stages may be counted
+        # None at all is a pack without its draft, which many are. A draft of several stages may be
+        # stated as one
         stated = config.get("num_nextn_predict_layers")
         if isinstance(stated, int) and 0 < here < stated:
             yield f"num_nextn_predict_layers is {stated}, and the shards hold {here} draft layers"
