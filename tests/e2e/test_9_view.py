@@ -59,29 +59,33 @@ def test_a_chown_is_healed_without_a_download(spark: Spark) -> None:
 
 
 def test_a_pack_of_ones_own_is_served_and_never_written(spark: Spark) -> None:
-    """In a Hub cache in a closed home directory: refused with what is closed, then served."""
+    """In a Hub cache in a closed home directory: refused with what is closed, then served.
+
+    By a name outside it, so that only the links tell the unit to show homes to the engine.
+    """
     home = spark.ssh("echo $HOME")
     cache = f"{home}/hub/models--me--own"
-    snapshot = f"{cache}/snapshots/{'a' * 40}"
+    snapshot, own = f"{cache}/snapshots/{'a' * 40}", "/srv/own"
     spark.root(
         f"mkdir -p {cache}/blobs {snapshot} && cd {served(spark)} && for name in *; do"
         f" cp $name {cache}/blobs/$name && ln -s ../../blobs/$name {snapshot}/$name; done"
         f" && chown -R $(stat -c %U {home}): {home}/hub && chmod 750 {home}"
+        f" && ln -s {snapshot} {own}"
     )
     before = tree(spark, cache)
-    refused = spark.deploy("--data", f"pack_dir={snapshot}")
+    refused = spark.deploy("--data", f"pack_dir={own}")
     assert refused.status != 0
     assert f"dsv4 cannot read it: {home} may not be entered" in refused.output
     assert "Paris" in spark.ask()
     spark.root(f"chmod 755 {home}")
-    spark.deploy("--data", f"pack_dir={snapshot}").require()
-    assert served(spark) == snapshot
+    spark.deploy("--data", f"pack_dir={own}").require()
+    assert served(spark) == own
     assert "Paris" in spark.ask()
     assert tree(spark, cache) == before
-    assert spark.deploy("--data", f"pack_dir={snapshot}").require().totals["success"] == 0
+    assert spark.deploy("--data", f"pack_dir={own}").require().totals["success"] == 0
     spark.deploy().require()
     assert served(spark).startswith(str(layout.PACKS))
-    spark.root(f"rm -r {home}/hub")
+    spark.root(f"rm -r {home}/hub {own}")
 
 
 def test_what_nothing_serves_goes_when_asked(spark: Spark) -> None:
