@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dsv4 import accounts, layout, lock, systemd, tree
+from dsv4 import accounts, firewall, layout, lock, systemd, tree
 
 SOURCE = Path(layout.__file__).with_name("remove.py")
 RUNTIME = "lab-0123456789ab"
@@ -131,6 +131,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
             raise KeyError(name)
         return object()
 
+    monkeypatch.setattr(firewall, "NFT", str(tmp_path / "nft"))
     monkeypatch.setattr(systemd, "show", show)
     monkeypatch.setattr(pwd, "getpwnam", getpwnam)
     monkeypatch.setattr(grp, "getgrnam", getgrnam)
@@ -419,6 +420,25 @@ def test_packs_that_stay_belong_to_root(deployed: Machine, monkeypatch: pytest.M
     assert deployed.go("--yes") == 0
     assert ("config.json", 0, 0, False) in given
     assert ("packs", 0, 0, False) in given
+
+
+@pytest.mark.parametrize(
+    ("tables", "ours"),
+    [
+        ("table inet filter\ntable inet dsv4\n", True),
+        ("table inet filter\ntable inet dsv4-of-mine\ntable ip dsv4\n", False),
+        ("", False),
+    ],
+)
+def test_our_firewall_table_goes(deployed: Machine, tables: str, ours: bool) -> None:
+    """It lives in the kernel and in no file, and would drop what comes until the next boot."""
+    nft = Path(firewall.NFT)
+    nft.write_text(f"#!/bin/sh\nprintf '%s' '{tables}'\n")
+    nft.chmod(0o755)
+    assert deployed.go("--yes") == 0
+    assert ((str(nft), "delete", "table", "inet", "dsv4") in deployed.ran) is ours
+    nft.unlink()
+    assert deployed.pending() == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")

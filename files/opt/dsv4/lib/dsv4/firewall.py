@@ -36,6 +36,21 @@ def ruleset(port: int, networks: Sequence[str], table: str = TABLE) -> str:
     return "\n".join([*lines, ""])
 
 
+def is_loaded(table: str = TABLE) -> bool:
+    """Say whether the kernel has a table of ours; only root is told."""
+    try:
+        done = subprocess.run(
+            [NFT, "list", "tables"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return f"table inet {table}" in done.stdout.splitlines()
+
+
 def fault(port: int, networks: Sequence[str]) -> str | None:
     """Apply the rules; return why they do not hold, None when they do."""
     try:

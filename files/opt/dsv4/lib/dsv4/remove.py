@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from dsv4 import __main__ as front
-from dsv4 import accounts, cgroup, layout, lock, processes, store, systemd
+from dsv4 import accounts, cgroup, firewall, layout, lock, processes, store, systemd
 
 Do = Literal["stop", "remove", "keep"]
 
@@ -220,7 +220,10 @@ def plan(*, packs: bool) -> list[Item]:
     whole = record()
     paths = known_paths(whole)
     mounted = mounts(Path("/proc/self/mountinfo").read_text())
-    items = [*units(paths), *outside(paths, whole)]
+    items = [*units(paths)]
+    if firewall.is_loaded():  # else what it drops would be dropped until the next boot
+        items.append(Item("remove", "firewall table", f"inet {firewall.TABLE}"))
+    items += outside(paths, whole)
     for top in filter(there, TOPS):
         if top in WHOLE:
             items += tree(top, mounted)
@@ -414,6 +417,8 @@ def carry_out(items: Iterable[Item]) -> Iterator[tuple[Item, str | None]]:
         stale |= item.name not in late()
         if item.do == "stop":
             yield item, stop(item.name)
+        elif item.what == "firewall table":
+            yield item, run(firewall.NFT, "delete", "table", *item.name.split())
         elif item.what == "account":
             yield item, remove_account(item.name)
         else:
