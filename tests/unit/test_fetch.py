@@ -496,6 +496,23 @@ def test_a_record_of_another_repository_is_refused(
     assert "belongs to someone/else" in last(capsys)["error"]
 
 
+def test_a_record_of_another_revision_vouches_for_nothing(lab: Lab) -> None:
+    """A directory was copied under this revision's name, record and all."""
+    assert lab.fetch() == 0
+    lab.served()
+    other = lab.root.with_name("f" * 40)
+    lab.root.rename(other)
+    record = json.loads(lab.root.with_suffix(".json").read_text())
+    record["revision"] = other.name
+    del record["files"][SHARD]
+    (other / SHARD).unlink()
+    other.rename(lab.root)
+    lab.root.with_suffix(".json").write_text(json.dumps(record))
+    assert lab.fetch() == 0
+    lab.assert_complete()
+    assert lab.record()["revision"] == lab.revision
+
+
 def test_stopped_by_the_unit_it_leaves_at_once_and_goes_on_later(tmp_path: Path) -> None:
     with serving(tmp_path, shard_bytes=4 << 20) as lab:
         lab.fault(kind="slow", rate=1_000_000)

@@ -363,6 +363,44 @@ def test_a_check_that_was_stopped_goes_on(
     assert (found["ok"], found["hashed"]) == (False, 2)
 
 
+@pytest.fixture
+def cache(downloaded: Path, tmp_path: Path) -> Path:
+    """The same pack as the hub's own client keeps it: links to blobs that are named by hash."""
+    files = store.read_json_or(pack_verify.state_path(downloaded), {})["files"]
+    blobs, snapshot = tmp_path / "cache/blobs", tmp_path / "cache/snapshots/rev"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for name, row in files.items():
+        digest = row.get("sha256") or row["blob_sha1"]
+        (blobs / digest).write_bytes((downloaded / name).read_bytes())
+        (snapshot / name).symlink_to(f"../../blobs/{digest}")
+    return snapshot
+
+
+def test_an_adopted_hub_cache_is_verified_by_the_names_of_its_blobs(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And nothing is written beside it: it is somebody else's."""
+    found = full(cache, capsys)
+    assert (found["ok"], found["hashed"]) == (True, 3)
+    spoil((cache / "b.safetensors").resolve())
+    before = sorted(cache.parents[1].rglob("*"))
+    assert pack_verify.main(["--pack-root", str(cache), "--full", "--json"]) == 1
+    out, said = capsys.readouterr()
+    assert [one["file"] for one in json.loads(out)["findings"]] == ["b.safetensors"]
+    assert "not ours to mend" in said
+    assert sorted(cache.parents[1].rglob("*")) == before
+
+
+def test_a_pack_that_is_named_by_nothing_cannot_be_hashed(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file that is no blob is enough: half a verdict is none."""
+    (cache / "extra.json").write_text("{}")
+    assert pack_verify.main(["--pack-root", str(cache), "--full"]) == 3
+    assert "only structure can be checked" in capsys.readouterr().err
+
+
 def test_a_signal_ends_it_at_once(downloaded: Path) -> None:
     """In the middle of a file that never ends."""
     os.mkfifo(downloaded / "c.bin")

@@ -194,7 +194,8 @@ def read_record(root: Path, repo_id: str) -> Record:
         str(value.get("repo_id", repo_id)),
         root.name,
         files={name: dict(row) for name, row in rows if isinstance(row, dict)},
-        complete=value.get("complete") is True,
+        # A directory that was copied or renamed brings another revision's record along
+        complete=value.get("complete") is True and value.get("revision") == root.name,
     )
 
 

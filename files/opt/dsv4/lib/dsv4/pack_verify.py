@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from dsv4 import accounts, exl3, layout, store
+from dsv4.machine import visible_files
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -50,6 +51,8 @@ BITS: Final = {
 """Bits of one element; a type that is not here is not checked for size."""
 
 NAME: Final = re.compile(r"[^./\0][^/\0]*")
+HASH: Final = re.compile(r"([0-9a-f]{64})|[0-9a-f]{40}")
+"""What a hub cache calls a file."""
 OF_COUNT: Final = re.compile(r"-of-0*(\d+)\.safetensors$")
 
 UNKNOWN: Final = "it is not a safetensors file"
@@ -492,11 +495,15 @@ class Progress:
     only as long as nothing about it changed.
     """
 
-    def __init__(self, root: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, root: Path, wanted: Mapping[str, Mapping[str, Any]], *, kept: bool = True
+    ) -> None:
+        """Go on from what is on disk; with `kept` false nothing is written beside the pack."""
         self.root, self.path = root, root.with_name(f"{root.name}.hashed")
+        self.kept = kept
         self.lock = threading.Lock()
-        kept = store.read_json_or(self.path, {}).get("files")
-        known = kept if isinstance(kept, dict) else {}
+        noted = store.read_json_or(self.path, {}).get("files") if kept else None
+        known = noted if isinstance(noted, dict) else {}
         self.right = {
             name: row for name, row in known.items() if name in wanted and row == self.now(name)
         }
@@ -512,7 +519,7 @@ class Progress:
 
     def is_right(self, name: str, before: list[int] | None) -> None:
         """Note a file that was read to its end and not changed meanwhile."""
-        if before is None or before != self.now(name):
+        if not self.kept or before is None or before != self.now(name):
             return
         with self.lock, contextlib.suppress(OSError):  # who may only read checks all the same
             self.right[name] = before
@@ -520,15 +527,25 @@ class Progress:
 
     def over(self) -> None:
         """Forget it: the next check reads everything again."""
+        if not self.kept:
+            return
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
 def check_hashes(
-    root: Path, wanted: Mapping[str, Mapping[str, Any]], report: Report, workers: int
+    root: Path,
+    wanted: Mapping[str, Mapping[str, Any]],
+    report: Report,
+    workers: int,
+    *,
+    kept: bool = True,
 ) -> None:
-    """Read every byte and compare with the hub's hashes, largest files first."""
-    progress = Progress(root, wanted)
+    """Read every byte and compare with the hub's hashes, largest files first.
+
+    + kept: whether to write down how far it is; not in what belongs to somebody else
+    """
+    progress = Progress(root, wanted, kept=kept)
 
     def check(name: str) -> Finding | None:
         before = progress.now(name)
@@ -603,7 +620,30 @@ def state_path(root: Path) -> Path:
     return root.with_name(f"{root.name}.json")
 
 
-def check(root: Path, state: Mapping[str, Any] | None, *, full: bool, workers: int) -> Report:
+def named_by_hash(root: Path) -> dict[str, dict[str, Any]]:
+    """Return what the names of a hub cache's files say of an adopted pack; empty for others.
+
+    There each file is a link to one that is called by its hash: SHA-256, or for a small one that of
+    its git blob.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in visible_files(root):
+        real = (root / name).resolve()
+        if real.parent.name != "blobs" or not (match := HASH.fullmatch(real.name)):
+            return {}
+        kind = "sha256" if match[1] else "blob_sha1"
+        found[name] = {"size": real.stat().st_size if real.exists() else 0, kind: real.name}
+    return found
+
+
+def check(
+    root: Path,
+    state: Mapping[str, Any] | None,
+    *,
+    full: bool,
+    workers: int,
+    kept: bool = True,
+) -> Report:
     """Return everything that is wrong with a pack; `state` is the fetcher's record, if any."""
     report = check_structure(root)
     wanted = (state or {}).get("files", {})
@@ -615,7 +655,7 @@ def check(root: Path, state: Mapping[str, Any] | None, *, full: bool, workers: i
         for name in leftovers(root):
             report.add(name, "is a leftover of a download that is over; remove it")
     if full:
-        check_hashes(root, wanted, report, workers)
+        check_hashes(root, wanted, report, workers, kept=kept)
     return report
 
 
@@ -640,17 +680,21 @@ def main(argv: list[str]) -> int:
         if root is None or not root.is_dir():
             raise store.BrokenState(f"{root or 'no pack is served'}: give a pack's directory")
         state = store.read_json(options.state or state_path(root))
+        ours = state is not None
         if options.full and state is None:
-            raise store.BrokenState(
-                f"{root}: no record of the hub's hashes beside it; only structure can be checked"
-            )
+            if not (named := named_by_hash(root)):
+                raise store.BrokenState(
+                    f"{root}: no record of the hub's hashes beside it, and no hub cache that is"
+                    " named by them; only structure can be checked"
+                )
+            state = {"complete": True, "files": named}
         if options.full:
             signal.signal(signal.SIGINT, stopped)
             signal.signal(signal.SIGTERM, stopped)
             owner = root.parent.stat()
             accounts.become(owner.st_uid, owner.st_gid)
-        report = check(root, state, full=options.full, workers=max(1, options.workers))
-        if options.full and report.findings and os.access(root.parent, os.W_OK):
+        report = check(root, state, full=options.full, workers=max(1, options.workers), kept=ours)
+        if options.full and ours and report.findings and os.access(root.parent, os.W_OK):
             doubt(root, report.bad_files)
     except (store.BrokenState, OSError) as error:
         sys.stderr.write(f"dsv4 pack_verify: {error}\n")
@@ -662,6 +706,8 @@ def main(argv: list[str]) -> int:
     if options.full and report.findings:
         sys.stderr.write(
             "dsv4 pack_verify: the next deploy fetches what is bad, and nothing else\n"
+            if ours
+            else "dsv4 pack_verify: the pack is not ours to mend; fetch these files again into it\n"
         )
     if options.json:
         found = {
