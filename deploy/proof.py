@@ -6,7 +6,7 @@ The words and the verdicts are those of `dsv4 verify` on the machine.
 from pyinfra import context, host, logger
 from pyinfra.api import deploy
 
-from deploy import facts, operations
+from deploy import facts, operations, results
 
 
 @deploy("Verify")
@@ -26,8 +26,5 @@ def again() -> None:
 
 def fail(what: str) -> None:
     """Leave this host out: its tools are none, or of another version of this project."""
-    logger.error(
-        f"{host.print_prefix}{what}: the machine has not the tools of this version; run"
-        " deploy/full.py first"
-    )
+    logger.error(f"{host.print_prefix}{what}: {results.NO_TOOLS}")
     context.state.fail_hosts({context.ctx_host.get()})

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pyinfra.api.state import State as Pyinfra
 
 
+OTHER = "dsv4-other-tools"
+NO_TOOLS = "the machine has not the tools of this version; run deploy/full.py first"
+
+
 def directory(host: str, root: Path = layout.LOCAL_RECEIPTS) -> Path:
     """Return where a host's receipts are kept here."""
     return pins.path_of(host, root).with_suffix("")
@@ -166,9 +170,17 @@ class Told(PyinfraCommand):
     def execute(
         self, state: "Pyinfra", host: "Host", connector_arguments: "ConnectorArguments"
     ) -> bool:
-        """Return whether all is as it shall be."""
-        _, lines = follow.ask(host, f"{layout.DSV4} {self.tool} --json", connector_arguments)
+        """Return whether all is as it shall be.
+
+        One command does it all: whoever asks what is wrong waits for nothing else.
+        """
+        ours = f'[ "$(readlink {layout.LIB}/dsv4)" = dsv4-{bundle.library_hash()} ]'
+        command = f"if {ours}; then {layout.DSV4} {self.tool} --json; else echo {OTHER}; fi"
+        _, lines = follow.ask(host, command, connector_arguments)
         found = parsed(lines)
+        if OTHER in lines:
+            logger.error(f"{host.print_prefix}{self.tool}: {NO_TOOLS}")
+            return False
         if not found:
             logger.error(f"{host.print_prefix}{self.tool}: {' '.join(lines) or 'no answer'}")
             return False

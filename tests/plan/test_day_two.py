@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy import bundle
+from deploy import bundle, results
 from tests.plan.test_full_plan import FAKE, run
 
 LIST = "python3 -m dsv4 remove --json"
@@ -81,7 +81,8 @@ def test_what_a_machine_says_of_itself_is_shown(tmp_path: Path, tool: str, ok: b
 def test_a_machine_with_other_tools_is_left_out(tmp_path: Path, tool: str) -> None:
     """One line with what to do, and no traceback; the other machine is asked."""
     good = host(**{f"{tool} --json": {"ok": True, "lines": ["all is well"]}})
-    done = run(tmp_path, {"a": FAKE, "b": good}, f"deploy/{tool}.py", "-y")
+    other = {**FAKE, "fake_responses": {f"dsv4 {tool} --json": results.OTHER}}
+    done = run(tmp_path, {"a": other, "b": good}, f"deploy/{tool}.py", "-y")
     assert f"[@fake/a] {tool}: the machine has not the tools of this version" in done.stderr
     assert "[@fake/b] all is well" in done.stderr
     assert "Traceback" not in done.stderr
