@@ -272,7 +272,7 @@ def test_a_file_that_cannot_be_read(shards: list[Path]) -> None:
         shards[1].unlink()
         reader.look([str(shards[0])])
         until(lambda: residency.resident(shards[3]) == 4 * MIB)
-    assert reader.totals.failed == {"1.safetensors"}
+    assert reader.totals.failed == {"1.safetensors": "No such file or directory"}
 
 
 def test_a_pause(shards: list[Path]) -> None:
@@ -380,6 +380,21 @@ def test_gone_when_all_is_read() -> None:
     reader.plan.next()
     seen = readahead.Sight(lambda: "loading", lambda: {1}, lambda pids: ["/0"], lambda: False)
     assert readahead.follow(reader, seen) == "all is read"
+
+
+def test_a_full_window_is_looked_at_again_soon() -> None:
+    """The disk has nothing to do until it is seen that the engine has gone on."""
+    reader = readahead.Reader(plan(16 * MIB, 16 * MIB, 16 * MIB, window=32 * MIB))
+    state, naps = {"phase": "loading"}, []
+    seen = readahead.Sight(lambda: state["phase"], lambda: {1}, lambda pids: ["/0"], lambda: False)
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if reader.plan.next() is None:
+            state["phase"] = "profiling" if len(naps) > 4 else "loading"
+
+    readahead.follow(reader, seen, sleep=sleep)
+    assert naps == [readahead.LOOK_S] * 3 + [readahead.SOON_S] * 2
 
 
 def test_a_pause_is_counted() -> None:

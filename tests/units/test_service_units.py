@@ -144,6 +144,24 @@ def test_the_guard_survives_what_it_guards_against() -> None:
     assert {"WatchdogSec=10", "WatchdogSignal=SIGKILL", "LimitCORE=0"} <= watchdog
 
 
+def test_the_helper_may_call_what_it_needs(units: Path) -> None:
+    """What is in memory is asked by a call that none of systemd's groups has: denied, every file
+    was one that cannot be read.
+    """
+    lines = directives(LAB, layout.UNIT_READAHEAD)
+    (words,) = [line.partition("=")[2].split() for line in lines if "SystemCallFilter=" in line]
+    groups = [word for word in words if word.startswith("@")]
+    listed = analyze(units, "syscall-filter", "--no-pager", *groups).stdout.split()
+    seen, todo = set(words), {word for word in listed if word.startswith("@")}
+    allowed = {*words, *listed}
+    while todo:  # groups name further groups
+        seen |= todo
+        listed = analyze(units, "syscall-filter", "--no-pager", *sorted(todo)).stdout.split()
+        allowed |= set(listed)
+        todo = {word for word in listed if word.startswith("@")} - seen
+    assert {"mincore", "mmap", "munmap", "preadv", "fadvise64", "fstatfs", "openat"} <= allowed
+
+
 def test_a_watchdog_that_sees_nothing_is_given_up() -> None:
     """Its failed starts, one after the other, reach the limit that stops the engine."""
     values = dict(line.split("=", 1) for line in directives(LAB, layout.UNIT_WATCHDOG))

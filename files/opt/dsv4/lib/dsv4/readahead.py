@@ -41,6 +41,8 @@ from dsv4 import (
 
 GIB: Final = 1 << 30
 LOOK_S: Final = 0.2
+SOON_S: Final = 0.03
+"""How soon it looks again while the window is full: until then the disk has nothing to do."""
 IDLE_S: Final = 0.02
 PATIENCE_S: Final = 30.0
 """How long the phase may be another start's: the engine's first hook writes its own at once."""
@@ -84,6 +86,7 @@ class Plan:
     shards: list[Shard]
     window: int
     peak: int = 0
+    full: bool = False
 
     def look(self, mapped: Iterable[str]) -> list[Shard]:
         """Take in what is mapped now; return what lies behind the engine and can be dropped.
@@ -134,6 +137,7 @@ class Plan:
         The mapped file first: its pages come in anyway, and it counts as a whole. One that is
         larger than the window is read ahead no further than the window.
         """
+        self.full = False
         if not self.engaged:
             return None
         for shard in self.shards:
@@ -146,6 +150,7 @@ class Plan:
             else:
                 fits = self.held + length <= self.window
             if not fits:
+                self.full = True
                 return None
             piece = Piece(shard, shard.done, length)
             shard.done += length
@@ -175,7 +180,7 @@ class Totals:
     read: int = 0
     dropped: int = 0
     paused_s: float = 0.0
-    failed: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 class Reader:
@@ -223,11 +228,11 @@ class Reader:
                     return
                 view = memoryview(self.buffer)[: piece.length]
                 got = os.preadv(descriptor, [view], piece.start)
-        except OSError:
+        except OSError as error:
             with self.lock:
                 self.plan.was_there(piece)
                 piece.shard.done = piece.shard.size
-                self.totals.failed.add(piece.shard.path.name)
+                self.totals.failed[piece.shard.path.name] = error.strerror or str(error)
             return
         with self.lock:
             self.totals.read += got
@@ -321,7 +326,7 @@ def follow(
             reader.look(seen.mapped(pids))
         if reader.plan.over:
             return "all is read"
-        sleep(LOOK_S)
+        sleep(SOON_S if reader.plan.full else LOOK_S)
 
 
 def main(argv: list[str]) -> int:
@@ -364,7 +369,9 @@ def main(argv: list[str]) -> int:
     if totals.paused_s >= 1:
         text += f", paused {totals.paused_s:.0f} s for want of memory"
     if totals.failed:
-        text += f"; could not read {', '.join(sorted(totals.failed))}"
+        name, reason = min(totals.failed.items())
+        more = f" and {len(totals.failed) - 1} more" if len(totals.failed) > 1 else ""
+        text += f"; could not read {name}{more}: {reason}"
     sys.stderr.write(f"dsv4 readahead: {text}\n")
     if options.json:
         print(json.dumps(result))
