@@ -75,6 +75,19 @@ def test_a_machine_without_anything_of_ours_gives_a_picture(place: Place) -> Non
     assert findings.status(found) == 1
 
 
+def test_a_row_that_cannot_be_looked_up_is_told_under_its_own_name(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without guard.json: the rows that go by it say so once each, with one word on what to do."""
+    monkeypatch.setattr(layout, "ETC", place.proc)
+    monkeypatch.setattr(guard.read, "__defaults__", (place.proc / "guard.json",))
+    broken = {row.check: row for row in status.take(place) if row.verdict == "broken"}
+    assert broken.keys() >= {"model", "memory"}
+    assert not [name for name in broken if "_" in name]
+    for row in broken.values():
+        assert str(row.shown()["line"]).count("deploy again") == 1
+
+
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\xff\xfe", b"null", b'{"detail": 7}'])
 def test_a_broken_file_costs_its_own_row(place: Place, content: bytes) -> None:
     """Each file that the rows read, broken in each way, and the other rows are there as before."""

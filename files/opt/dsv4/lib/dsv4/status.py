@@ -535,37 +535,39 @@ def background(at: Picture) -> Rows:
             )
 
 
-ROWS: Final[tuple[Callable[[Picture], Rows], ...]] = (
-    service,
-    model,
-    engine,
-    pack,
-    memory_now,
-    watchdog,
-    load,
-    background,
-    started_from,
-    deleted_libraries,
-    since_receipt,
-    reboot,
-)
+ROWS: Final[Mapping[str, Callable[[Picture], Rows]]] = {
+    "service": service,
+    "model": model,
+    "engine": engine,
+    "pack": pack,
+    "memory": memory_now,
+    "watchdog": watchdog,
+    "load": load,
+    "background": background,
+    "restart": started_from,
+    "libraries": deleted_libraries,
+    "receipt": since_receipt,
+    "machine": reboot,
+}
+"""What is looked up, by the name under which a failure to do so is told."""
 
 
 def take(place: Place | None = None) -> list[Finding]:
     """Return every row; one that cannot be looked up says so."""
     picture = Picture(place or Place())
     found: list[Finding] = []
-    for row in ROWS:
+    for name, row in ROWS.items():
         try:
             found += row(picture)
         except (store.BrokenState, guard.BrokenGuard) as error:
-            found.append(Finding(row.__name__, "fault", "broken", str(error), "deploy again"))
+            # Its text ends with what to do
+            found.append(Finding(name, "fault", "broken", str(error)))
         except PermissionError as error:
-            found.append(hidden(row.__name__, f"{error.filename} is read"))
+            found.append(hidden(name, f"{error.filename} is read"))
         except Exception as error:
             # Whatever lies on this disk must not cost the other rows
             text = f"cannot be told: {error!r}"
-            found.append(Finding(row.__name__, "unknown", "unreadable", text))
+            found.append(Finding(name, "unknown", "unreadable", text))
     return found
 
 
