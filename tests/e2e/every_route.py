@@ -1,31 +1,49 @@
-"""Every route that the real vLLM registers, asked through our middleware: run on a lab machine.
+"""What the real vLLM would let in and out, asked without starting an engine: run on a lab machine.
 
-    VLLM_SERVER_DEV_MODE=1 PYTHONPATH=/opt/dsv4/lib RUNTIME/bin/python - < every_route.py
+    env $(cat /etc/dsv4/environment) VLLM_SERVER_DEV_MODE=1 PYTHONPATH=/opt/dsv4/lib
+        RUNTIME/bin/python every_route.py
 
 Builds the server's application as `vllm serve` does, with every task and every option that adds
-routes, and asks each of them by each method without starting an engine. Prints one JSON object:
-the routes found, and those that an application behind the middleware was reached by.
+routes, and asks each of them by each method, through our middleware. Has its loader of images fetch
+by URL, as the deployed serve.yaml allows it. Prints one JSON object:
+
+    found, through   the routes there are, and those that a request came through by
+    refused          images by URL that the loader refused with the deployed domains
+    fetched          what it fetched where a domain is allowed, which leads on to another host
+    start_limit_s    vLLM's own limit on a start of its engine
 """
 
 import asyncio
+import contextlib
 import json
 import re
-from typing import Any
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import yaml
 from fastapi import FastAPI
 from starlette.routing import Mount
+from vllm import envs
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.multimodal.media.connector import MediaConnector
 from vllm.tasks import GENERATION_TASKS, POOLING_TASKS
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from dsv4 import routes
+from dsv4 import layout, routes
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 OPTIONS = (
     *("--middleware", routes.MIDDLEWARE),
     *("--enable-tokenizer-info-endpoint", "--enable-scale-out", "--enable-offline-docs"),
 )
+POOLING = SimpleNamespace(
+    get_pooling_task=lambda _: "embed", hf_config=SimpleNamespace(num_labels=1)
+)
+"""What those routes ask of a model before they are registered."""
+
 PARAMETER = re.compile(r"\{[^}]*\}")
 
 
@@ -64,12 +82,47 @@ async def reached(app: FastAPI, scope: dict[str, Any]) -> bool:
     return not re.search(rb'"code": "(route|method)_not_served"', body)
 
 
+class Elsewhere(BaseHTTPRequestHandler):
+    """Sends whoever asks for an image to another host, and notes who asked for what."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(f"{self.headers['Host'].partition(':')[0]}{self.path}")
+        self.send_response(302)
+        port = self.headers["Host"].rpartition(":")[2]
+        self.send_header("Location", f"http://localhost:{port}/inside")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+def media() -> dict[str, Any]:
+    """Fetch images by URL, with the deployed domains and with one that is allowed."""
+    deployed = yaml.safe_load(layout.SERVE_YAML.read_text())["allowed-media-domains"]
+    server = HTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    refused = []
+    for url in (f"http://127.0.0.1:{server.server_port}/a.png", "file:///etc/hostname"):
+        try:
+            MediaConnector(allowed_media_domains=deployed).fetch_image(url)
+        except (ValueError, RuntimeError):
+            refused.append(url.partition(":")[0])
+    assert not Elsewhere.asked, Elsewhere.asked
+    with contextlib.suppress(Exception):  # what comes back is no image
+        MediaConnector(allowed_media_domains=["127.0.0.1"]).fetch_image(
+            f"http://127.0.0.1:{server.server_port}/a.png"
+        )
+    return {"refused": refused, "fetched": Elsewhere.asked}
+
+
 async def main() -> None:
     parser = make_arg_parser(FlexibleArgumentParser())
     args = parser.parse_args(["--model", "x", *OPTIONS])
     args.enable_fault_tolerance = True
     tasks = (*GENERATION_TASKS, *POOLING_TASKS, "transcription", "realtime", "render")
-    app = build_app(args, tuple(dict.fromkeys(tasks)), None)
+    app = build_app(args, tuple(dict.fromkeys(tasks)), POOLING)
     found = {PARAMETER.sub("x", path) for path in paths(app)}
     through = []
     for path in sorted(found):
@@ -92,7 +145,8 @@ async def main() -> None:
         socket = {**scope, "type": "websocket", "scheme": "ws", "subprotocols": []}
         if await reached(app, socket):
             through.append(f"websocket {path}")
-    print(json.dumps({"found": sorted(found), "through": through}))
+    found_out = {"found": sorted(found), "through": through, **media()}
+    print(json.dumps(found_out | {"start_limit_s": envs.VLLM_ENGINE_READY_TIMEOUT_S}))
 
 
 asyncio.run(main())
