@@ -9,15 +9,18 @@ misbehaves is in the environment:
     FAKE_LOAD_S      seconds a load takes (1)
     FAKE_FAULT       none | hang (completions never answer) | empty | error (500) | wrong_model
                      | reasoning (no text beside it) | crash (ends with status 1 in the load)
-                     | refused (vLLM's words for too little memory, status 1) | exit0 (in the load)
+                     | refused (vLLM's words for too little memory, status 1) | no_room (its words
+                     for a context that does not fit, status 1) | exit0 (in the load)
                      | core_dies (worker ends, server stays) | never (never listens)
-    FAKE_EXIT_AFTER_S  seconds of serving after which it ends by itself with FAKE_STATUS (0)
     FAKE_IGNORE_TERM   1: SIGTERM is ignored
     FAKE_HOG_MIB       memory the worker takes and touches
     FAKE_HOG_AFTER_S   when it does, seconds from its start (0)
     FAKE_REQUEST_S     seconds an answer takes (0)
     FAKE_HANG_AFTER_S  seconds of serving after which completions never answer
     FAKE_BUSY          1: the counters say that it works on a request and moves on, for ever
+    FAKE_LINES         lines it writes at once before a crash (0)
+
+Like vLLM's it ends with status 0 when its worker dies while it serves.
 """
 
 import ctypes
@@ -38,6 +41,8 @@ REFUSAL = (
     " GPU memory utilization (0.88, 107.09 GiB). Decrease GPU memory utilization or reduce GPU"
     " memory used by other processes."
 )
+NO_ROOM = "ValueError: No available memory for the cache blocks. Try initializing the engine again."
+LAST_WORDS = {"crash": "RuntimeError: a made-up crash", "refused": REFUSAL, "no_room": NO_ROOM}
 
 
 def configuration(argv: list[str]) -> dict[str, str]:
@@ -59,6 +64,11 @@ def worker(hog_mib: int) -> None:
         held[place] = 1
     while True:
         time.sleep(3600)
+
+
+def end_with(child: int) -> None:
+    os.waitpid(child, 0)
+    os._exit(0)
 
 
 def load(view: Path, seconds: float) -> None:
@@ -153,8 +163,10 @@ def main(argv: list[str]) -> int:
     if child == 0:
         worker(int(setting("HOG_MIB", "0")))
     load(Path(config["model"]), float(setting("LOAD_S", "1")))
-    if fault in {"crash", "refused"}:
-        print(REFUSAL if fault == "refused" else "RuntimeError: a made-up crash", file=sys.stderr)
+    if fault in LAST_WORDS:
+        for number in range(int(setting("LINES", "0"))):
+            sys.stderr.write(f"frame {number}\n")
+        print(LAST_WORDS[fault], file=sys.stderr)
         return 1
     if fault == "exit0":
         return 0
@@ -165,10 +177,8 @@ def main(argv: list[str]) -> int:
         time.sleep(3600)
     Handler.fault, Handler.model = fault, config["served-model-name"]
     Handler.since = time.monotonic()
+    threading.Thread(target=end_with, args=(child,), daemon=True).start()
     server = ThreadingHTTPServer((config.get("host", "127.0.0.1"), int(config["port"])), Handler)
-    if after := setting("EXIT_AFTER_S"):
-        status = int(setting("STATUS", "0"))
-        threading.Timer(float(after), lambda: os._exit(status)).start()
     server.serve_forever()
     return 0
 

@@ -96,11 +96,11 @@ class Rig:
             f"{unit} {state}", lambda: self.show("ActiveState", unit) == state, seconds
         )
 
-    def fault(self, restart_s: float = 1, **environment: str | float) -> None:
+    def fault(self, restart_s: float = 1, stop_s: float = 6, **environment: str | float) -> None:
         """Choose how the engine behaves from the next start on."""
         lines = [f"Environment=FAKE_{name}={value}" for name, value in environment.items()]
-        service = ["[Service]", f"RestartSec={restart_s}s", "TimeoutStopSec=6s", *lines, ""]
-        self.write(f"{SYSTEMD}/{UNIT}.d/fake.conf", "\n".join(service))
+        times = [f"RestartSec={restart_s}s", f"TimeoutStopSec={stop_s}s"]
+        self.write(f"{SYSTEMD}/{UNIT}.d/fake.conf", "\n".join(["[Service]", *times, *lines, ""]))
         self.root("systemctl daemon-reload")
 
     def guard(self, **changes: Any) -> None:

@@ -47,7 +47,7 @@ def ready(rig: Rig) -> None:
 
 
 def stopping(rig: Rig) -> None:
-    rig.fault(**SERVES, IGNORE_TERM=1)
+    rig.fault(**SERVES, IGNORE_TERM=1, stop_s=3)
     assert rig.start()[0], rig.log(30)
     rig.root(f"systemctl stop --no-block {UNIT}")
     sub(rig, "stop-sigterm")
@@ -88,14 +88,16 @@ def stop_by_deploy(rig: Rig) -> None:
 
 def restart_by_hand(rig: Rig) -> None:
     before = rig.pid()
-    rig.fault(**SERVES)
+    rig.fault(**SERVES, restart_s=60)
     rig.root(f"systemctl restart {UNIT}")
     is_up(rig, before)
 
 
 def restart_by_deploy(rig: Rig) -> None:
     before = rig.pid()
-    rig.fault(**SERVES, CHANGED=1)
+    # Not sooner than now: a reload applies it to a wait under way, and what starts by itself then
+    # starts from what is on disk
+    rig.fault(**SERVES, CHANGED=1, restart_s=60)
     decided(rig, "running")
     is_up(rig, before)
 

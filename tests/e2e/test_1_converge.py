@@ -44,6 +44,15 @@ def test_the_engine_is_an_unprivileged_hardened_process(spark: Spark) -> None:
     assert refused.count("Permission denied") == 3, refused
 
 
+def test_the_engine_has_the_environment_that_was_meant(spark: Spark) -> None:
+    """systemd reads the file in its own way; what it hands over is what stands there."""
+    text = spark.root("grep -v '^#' /etc/dsv4/environment")
+    given = spark.root(f"tr '\\0' '\\n' < /proc/{spark.show('MainPID')}/environ").splitlines()
+    assert set(text.splitlines()) <= set(given)
+    names = {line.partition("=")[0] for line in given}
+    assert not names & {"CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "HF_TOKEN", "VLLM_API_KEY"}
+
+
 def test_it_listens_on_loopback_only(spark: Spark) -> None:
     """No setting of the lab opens it, so nothing else may be bound."""
     port = state.read().machines[spark.name].serve_port
