@@ -158,7 +158,7 @@ def deployed(machine: Machine) -> Machine:
         *(layout.WATCHDOG_RECORDS / "20261130T1200.json", layout.METRICS_FILE),
         layout.RECEIPTS / "0001-20261130T120000Z-deploy.json",
         *(layout.PACKS / "mixedk" / REVISION / "config.json", layout.FETCH_WANTED),
-        layout.PACKS / "mixedk" / f"{REVISION}.json",
+        *(layout.PACKS / "mixedk" / f"{REVISION}.{end}" for end in ("json", "hashed")),
         *(layout.UV_CACHE / "wheels/a", layout.LOGS / "build.log", layout.STARTED_JSON),
         *(
             layout.FETCH_PROGRESS,

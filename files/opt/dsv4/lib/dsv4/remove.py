@@ -53,7 +53,7 @@ MADE: Final = (
     *(".*.dsv4-new", "*/.*.dsv4-new", ".*.new", "*/.*.new", ".*.json.*", "*/.*.json.*"),
     *(".api_key.*", "credentials/.api_key.*", "credentials/.hub_token.*"),
 )
-PACKED: Final = (f"*/{HEX * 40}", f"*/{HEX * 40}.json", "*/.*", ".*")
+PACKED: Final = (f"*/{HEX * 40}", f"*/{HEX * 40}.json", f"*/{HEX * 40}.hashed", "*/.*", ".*")
 """What the download makes below the packs."""
 
 SHARED: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - looked through
