@@ -45,7 +45,10 @@ class Watch:
         """Return why it has to end now; at the soft floor, too, for it answers to nobody."""
         sample = watchdog.take(self.shared, self.source, now)
         last = self.history[-1] if self.history else None
-        if sample is None or watchdog.doubtful(last, sample):
+        if sample is not None and watchdog.doubtful(last, sample):
+            time.sleep(watchdog.DOUBT_S)
+            sample = watchdog.take(self.shared, self.source, now + watchdog.DOUBT_S)
+        if sample is None:
             blind = now - self.seen
             return f"memory could not be read for {blind:.1f} s" if blind >= BLIND_S else None
         self.seen = now
