@@ -89,7 +89,8 @@ def test_a_damaged_pack_is_named_and_not_counted(
     (tmp_path / "model-00002-of-00004.safetensors").write_bytes(b"<html>")
     assert census.main(["--pack-root", str(tmp_path)]) == 3
     assert "model-00002-of-00004.safetensors: " in capsys.readouterr().err
-    assert census.main(["--pack-root", str(tmp_path / "none")]) == 3
+    assert census.main(["--pack-root", str(tmp_path / "none"), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
 def test_what_is_expected_comes_from_the_deploy(tmp_path: Path) -> None:

@@ -261,6 +261,8 @@ def main(argv: list[str]) -> int:
         OSError,
     ) as error:
         sys.stderr.write(f"dsv4 census: {error}\n")
+        if options.json:
+            print(json.dumps({"ok": False, "error": str(error)}))
         return 3
     differing = differences(rows, expected)
     if options.json:
