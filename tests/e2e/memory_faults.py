@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from tests.e2e.service_faults import SPARK_FLOORS, Fault
 from tests.e2e.service_rig import MEMINFO, UNIT, WATCHDOG, Rig, meminfo
 
-RECORDS = "/var/lib/dsv4/watchdog"
 NEXT_METRICS = "/var/lib/dsv4/metrics/.dsv4.prom.new"
 HOG_MIB = 2500
 
@@ -26,7 +25,8 @@ def memory_is(rig: Rig, text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        rig.root(f"systemctl stop {UNIT} {WATCHDOG}; umount /proc/meminfo", check=False)
+        rig.end()
+        rig.root(f"systemctl stop {WATCHDOG}; umount /proc/meminfo", check=False)
 
 
 def memory_is_eaten(rig: Rig) -> None:
@@ -67,7 +67,7 @@ def memory_is_eaten(rig: Rig) -> None:
             ),
         )
     finally:
-        rig.stop()
+        rig.end()
         rig.root(f"rm {bound}; systemctl daemon-reload")
 
 
@@ -161,7 +161,20 @@ def memory_stays_away(rig: Rig) -> None:
         assert rig.start()[0], rig.log(30)
 
 
+def watchdog_is_blind(rig: Rig) -> None:
+    """A machine whose memory cannot be told is not guarded: no engine starts there."""
+    rig.fault(LOAD_S=0.2)
+    with memory_is(rig, "no memory here\n"):
+        assert not rig.start()[0]
+        assert WATCHDOG in rig.reason(), rig.reason()
+        assert "says nothing that makes sense" in rig.log(30)
+        assert rig.pid() == 0
+        rig.overwrite(MEMINFO, meminfo(100))
+        assert rig.start()[0], rig.log(30)
+
+
 FAULTS: tuple[Fault, ...] = (
+    watchdog_is_blind,
     memory_is_eaten,
     readings_make_no_sense,
     disk_stalls,

@@ -186,6 +186,24 @@ def watchdog_killed(rig: Rig) -> None:
     rig.stop()
 
 
+def watchdog_hangs(rig: Rig) -> None:
+    """One that is there and does nothing is replaced like one that died."""
+    drop_in = f"/etc/systemd/system/{WATCHDOG}.d/hangs.conf"
+    rig.write(drop_in, "[Service]\nWatchdogSec=3\n")  # the rule, and not its ten seconds
+    rig.root("systemctl daemon-reload")
+    rig.fault(LOAD_S=0.2)
+    try:
+        assert rig.start()[0], rig.log(30)
+        engine, guard = rig.pid(), rig.pid(WATCHDOG)
+        rig.root(f"kill -STOP {guard}")
+        took = rig.until("another watchdog", lambda: rig.pid(WATCHDOG) not in {0, guard}, 15)
+        assert took < 5, took
+        assert rig.pid() == engine
+    finally:
+        rig.root(f"rm {drop_in}; systemctl daemon-reload")
+        rig.stop()
+
+
 def watchdog_lost(rig: Rig) -> None:
     """A watchdog that cannot be kept running takes the engine down, and the unit says so."""
     rig.fault(LOAD_S=0.2)
@@ -228,7 +246,7 @@ def memory_collapses(rig: Rig) -> None:
         assert 'trips_total{action="kill"}' in rig.root("cat /var/lib/dsv4/metrics/dsv4.prom")
     finally:
         rig.watchdog_reads(None)
-        rig.stop()
+        rig.end()
 
 
 def memory_sinks(rig: Rig) -> None:
@@ -251,7 +269,7 @@ def memory_sinks(rig: Rig) -> None:
         rig.until_state("active")
     finally:
         rig.watchdog_reads(None)
-        rig.stop()
+        rig.end()
 
 
 def no_room(rig: Rig) -> None:
@@ -440,6 +458,7 @@ FAULTS: tuple[Fault, ...] = (
     not_tried_again,
     long_traceback,
     watchdog_killed,
+    watchdog_hangs,
     watchdog_lost,
     memory_collapses,
     memory_sinks,

@@ -131,6 +131,10 @@ class Rig:
     def stop(self) -> None:
         self.root(f"systemctl stop {UNIT}")
 
+    def end(self) -> None:
+        """Stop an engine that does not listen, without giving it the time it has for that."""
+        self.root(f"systemctl kill -s KILL {UNIT}; systemctl stop {UNIT}", check=False)
+
 
 @contextmanager
 def standing_in(machine: Machine) -> Iterator[Rig]:
