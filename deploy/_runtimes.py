@@ -14,7 +14,7 @@ def way_back(state: State, wanted: str | None) -> tuple[str, str]:
     others = [name for name in complete if name != state.current]
     choices = f"complete are: {', '.join(others) or 'no others'}"
     target = wanted or state.raw.get("previous")
-    if not target:
+    if not target or (not wanted and target == state.current):  # a switch was cut off between links
         return "", f"there is no runtime before {state.current or 'the first'}; {choices}"
     found = state.runtimes.get(target)
     if found is None:

@@ -1,9 +1,14 @@
 """`dsv4 artefact`: one file by its hash, from a mirror or its origin, whole or not at all."""
 
+import io
 import json
+import random
+import socket
+import struct
 import tarfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +19,7 @@ from dsv4 import artefact, layout, store
 from dsv4.artefact import ArtefactError, Wanted
 
 CONTENT = bytes(range(256)) * 5000
+NOISE = random.Random(1).randbytes(20_000)
 DIGEST = store.sha256_bytes(CONTENT)
 NAME = "vllm-0.28.1+ga5-cp38-abi3-manylinux_2_28_aarch64.whl"
 
@@ -26,6 +32,8 @@ class Server:
         self.files: dict[str, bytes] = {}
         self.status: dict[str, int] = {}
         self.cut_after: int | None = None
+        self.reset = False
+        """Whether the connection that is cut off ends with a reset, as a router does it."""
         self.asked: list[tuple[str, str | None]] = []
         outer = self
 
@@ -53,6 +61,13 @@ class Server:
         request.send_header("Content-Length", str(len(body) - start))
         request.end_headers()
         part = body[start:]
+        if self.cut_after is not None and self.reset:
+            linger = struct.pack("ii", 1, 0)
+            request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            request.wfile.write(part[: self.cut_after])
+            self.cut_after = None
+            request.connection.close()
+            return
         if self.cut_after is not None:
             part, self.cut_after = part[: self.cut_after], None
         request.wfile.write(part)
@@ -103,6 +118,109 @@ def test_a_cut_connection_goes_on_where_it_was(server: Server, get: Callable[...
     server.cut_after = 1000
     assert get(f"{server.url}/a.whl").read_bytes() == CONTENT
     assert server.asked == [("/a.whl", None), ("/a.whl", "bytes=1000-")]
+
+
+def test_a_connection_that_is_reset_is_tried_again(
+    server: Server, get: Callable[..., Path]
+) -> None:
+    """It has an error number, like a full disk, and unlike that it passes."""
+    server.files["/a.whl"] = CONTENT
+    server.cut_after, server.reset = 1000, True
+    assert get(f"{server.url}/a.whl").read_bytes() == CONTENT
+    assert len(server.asked) == 2
+
+
+def test_a_full_disk_is_not_taken_for_a_missing_file(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    """No mirror and no other route helps; and the next place is not asked."""
+    wanted = Wanted("vllm", f"{server.url}/a.whl", DIGEST)
+    server.files["/a.whl"] = server.files["/m/a.whl"] = CONTENT
+    (tmp_path / "kept").mkdir()
+    mirror = f"{server.url}/m"
+    part = artefact.part_of(wanted, f"{mirror}/a.whl", tmp_path / "kept")
+    part.symlink_to("/dev/full")
+    with pytest.raises(ArtefactError, match=r"No space left on device\); make room") as caught:
+        get(wanted.location, mirror=mirror)
+    assert "wheel_mirror" not in str(caught.value)
+    assert [path for path, _ in server.asked] == ["/m/a.whl"]
+
+
+def test_what_two_places_send_is_never_put_together(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A mirror that ends in the middle of another file; the origin is asked for all of it."""
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    server.files["/a.whl"] = CONTENT
+    wanted = Wanted("vllm", f"{server.url}/a.whl", DIGEST)
+    (tmp_path / "kept").mkdir()
+    artefact.part_of(wanted, f"{mirror}/a.whl", tmp_path / "kept").write_bytes(b"<html>")
+    assert get(wanted.location, mirror=str(mirror)).read_bytes() == CONTENT
+    assert server.asked == [("/a.whl", None)]
+    assert list((tmp_path / "kept").glob(".*")) == []  # and nothing of the other's is left
+
+
+def test_a_beginning_that_does_not_fit_is_begun_anew(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A power cut leaves zeros: nobody changed the file there, and nobody is to be looked for."""
+    server.files["/a.whl"] = CONTENT
+    wanted = Wanted("vllm", f"{server.url}/a.whl", DIGEST)
+    (tmp_path / "kept").mkdir()
+    artefact.part_of(wanted, wanted.location, tmp_path / "kept").write_bytes(bytes(1000))
+    assert get(wanted.location).read_bytes() == CONTENT
+    assert server.asked == [("/a.whl", "bytes=1000-"), ("/a.whl", None)]
+
+
+def test_an_answer_that_is_a_web_page_is_called_one(
+    server: Server, get: Callable[..., Path]
+) -> None:
+    server.files["/a.whl"] = b"\n<!DOCTYPE html><title>Log in</title>"
+    with pytest.raises(ArtefactError, match=r"/a\.whl \(is a web page\); nothing was unpacked"):
+        get(f"{server.url}/a.whl")
+
+
+@pytest.mark.parametrize("name", ["a.whl", "a.tar.gz"])
+@pytest.mark.parametrize("what", ["page", "half"])
+def test_what_is_no_archive_is_never_pinned(
+    server: Server, get: Callable[..., Path], tmp_path: Path, name: str, what: str
+) -> None:
+    """The first hash seen holds from then on, so it must not be a login page's."""
+    body = (wheel() if name == "a.whl" else archive()) if what == "half" else b"<html>Log in</html>"
+    server.files[f"/{name}"] = body[: len(body) // 2] if what == "half" else body
+    with pytest.raises(ArtefactError, match=f"{name}: what .* sends is .*; nothing was pinned"):
+        get(f"{server.url}/{name}", None)
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_a_file_without_a_hash_is_fetched_whole(
+    server: Server, get: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What an earlier run left of it may be of another file."""
+    server.files["/a.tar.gz"] = archive()
+    wanted = Wanted("vllm", f"{server.url}/a.tar.gz")
+    (tmp_path / "kept").mkdir()
+    artefact.part_of(wanted, wanted.location, tmp_path / "kept").write_bytes(bytes(10))
+    assert get(wanted.location, None).read_bytes() == archive()
+
+
+def archive() -> bytes:
+    """Return an archive of sources."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        info = tarfile.TarInfo("plugin/random.bin")
+        info.size = len(NOISE)
+        tar.addfile(info, io.BytesIO(NOISE))
+    return data.getvalue()[:4] + bytes(4) + data.getvalue()[8:]  # without the time of day
+
+
+def wheel() -> bytes:
+    """Return a wheel."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as file:
+        file.writestr("plugin.py", NOISE)
+    return data.getvalue()
 
 
 def test_wrong_bytes_are_refused_before_anyone_looks_inside(
@@ -172,11 +290,12 @@ def test_the_first_hash_seen_is_printed_for_the_deploy(
 ) -> None:
     """Where nobody publishes one; with it pinned the same file is taken without a question."""
     monkeypatch.setattr(layout, "WHEELS", tmp_path)
-    server.files["/plugin.tar.gz"] = CONTENT
+    server.files["/plugin.tar.gz"] = sources = archive()
     assert artefact.main(["vllm-exl3", f"{server.url}/plugin.tar.gz"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["sha256"] == DIGEST
-    assert artefact.fetch(Wanted("x", f"{server.url}/plugin.tar.gz", DIGEST)) == Path(found["path"])
+    digest = store.sha256_bytes(sources)
+    assert found["sha256"] == digest
+    assert artefact.fetch(Wanted("x", f"{server.url}/plugin.tar.gz", digest)) == Path(found["path"])
     assert len(server.asked) == 1
     assert artefact.main(["vllm-exl3", f"{server.url}/none.tar.gz"]) == 1
     assert "none.tar.gz is not to be had" in capsys.readouterr().err

@@ -294,6 +294,17 @@ def test_the_mirror_replaces_the_torch_index_only_when_it_has_that_torch(
     assert ("--torch-backend" in command) is not has
 
 
+@pytest.mark.parametrize("mirror", ["{opt}/none", "{opt}/lab.lock", "http://127.0.0.1:9/wheels"])
+def test_a_mirror_without_a_list_does_not_stop_the_lock(
+    opt: Path, describe: Describe, capsys: pytest.CaptureFixture[str], mirror: str
+) -> None:
+    """It is asked first, and not only: uv fails altogether with a place it cannot list."""
+    place = mirror.format(opt=opt)
+    command = install.locked_command(describe(wheel_mirror=place), opt / "home", LOCK)
+    assert "--find-links" not in command
+    assert f"wheel_mirror {place} has no list of its files" in capsys.readouterr().out
+
+
 def test_a_rebuild_that_fails_gives_the_changed_runtime_back(
     opt: Path, describe: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

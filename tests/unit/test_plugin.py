@@ -1,6 +1,7 @@
 """A wheel made of an archive of sources: by commit, once, with nothing downloaded."""
 
 import io
+import random
 import sys
 import tarfile
 import zipfile
@@ -116,6 +117,16 @@ def test_a_link_in_an_archive_is_refused(make: Make, tmp_path: Path) -> None:
         tar.addfile(info)
     with pytest.raises(PluginError, match="no plain file"):
         make(tmp_path / "link.tar.gz")
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.9])
+def test_what_is_no_whole_archive_names_the_pin(make: Make, tmp_path: Path, part: float) -> None:
+    """A login page that was pinned, or the first half of the file: one line and the way out."""
+    noise = random.Random(2).randbytes(5000)
+    whole = archive_of(tmp_path / "x.tar.gz", {"x/pyproject.toml": noise}).read_bytes()
+    (tmp_path / "x.tar.gz").write_bytes(whole[: int(len(whole) * part)] or b"<html>")
+    with pytest.raises(PluginError, match=r"x\.tar\.gz: is no whole archive .*inventories/pins"):
+        make(tmp_path / "x.tar.gz", commit=None)
 
 
 def test_two_trees_are_no_source_tree(make: Make, tmp_path: Path) -> None:

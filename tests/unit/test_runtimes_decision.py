@@ -37,6 +37,8 @@ def test_a_name_picks_any_complete_one() -> None:
     [
         (State({}), None, "deploy/full.py first"),
         (machine(previous=None), None, f"no runtime before {A}; complete are: {B}"),
+        # A switch that was cut off between its two links
+        (machine(previous=A), None, f"no runtime before {A}; complete are: {B}"),
         (machine(), "lab-dddddddddddd", "is not on the machine"),
         (machine(), C, "cannot serve: it was never finished"),
         (

@@ -4,6 +4,7 @@ import fcntl
 import io
 import os
 import pwd
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,18 @@ def test_an_interrupted_switch_is_healed(opt: Path, make: Make) -> None:
     (opt / ".current.dsv4-new").symlink_to("runtimes/gone")
     assert switch.main(["a"]) == 0
     assert sorted(path.name for path in opt.iterdir()) == ["current", "runtimes"]
+
+
+def test_one_that_was_deleted_is_no_way_back(opt: Path, make: Make) -> None:
+    """Its link hangs in the air; the runtime before it still serves, and stays."""
+    for name in "abc":
+        make(name)
+    for name in "ab":
+        assert switch.main([name]) == 0
+    shutil.rmtree(opt / "runtimes/b")
+    assert switch.main(["c", "--keep", "2"]) == 0
+    assert links(opt) == ("runtimes/c", "runtimes/a")
+    assert there(opt) == ["a", "c"]
 
 
 def test_what_was_compiled_for_a_runtime_goes_with_it(opt: Path, make: Make) -> None:

@@ -6,6 +6,7 @@ the file's hash is, the deploy pins that, and from then on it is the one that co
 """
 
 import argparse
+import errno
 import hashlib
 import http.client
 import json
@@ -13,9 +14,12 @@ import os
 import re
 import shutil
 import sys
+import tarfile
 import time
 import urllib.error
 import urllib.request
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +31,8 @@ PIECE: Final = 1 << 20
 TRIES: Final = 5
 STALL_S: Final = 60.0
 GONE: Final = frozenset({403, 404, 410})
+OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+"""Errors of the disk that is written to, which no other place and no patience mends."""
 
 
 class ArtefactError(Exception):
@@ -120,8 +126,9 @@ def bring(place: str, part: Path) -> None:
             copy(place, part)
             return
         except (OSError, http.client.HTTPException) as error:
-            full = isinstance(error, OSError) and error.errno is not None
-            if attempt == TRIES - 1 or (full and not isinstance(error, urllib.error.URLError)):
+            if isinstance(error, OSError) and error.errno in OURS:
+                raise
+            if attempt == TRIES - 1:
                 raise OSError(cause(error)) from error
             time.sleep(0.5 * 2**attempt)
 
@@ -135,22 +142,19 @@ def fetch(wanted: Wanted, mirror: str | None = None, root: Path | None = None) -
         if store.sha256_file(kept) == wanted.sha256:
             return kept
     root.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256(f"{wanted.location} {wanted.sha256}".encode()).hexdigest()[:16]
-    part = root / f".{key}.part"
     tried = []
     for place in places(wanted, mirror):
+        part = part_of(wanted, place, root)
         try:
-            bring(place, part)
+            found = arrived(wanted, place, part)
         except (Gone, OSError) as error:
+            if isinstance(error, OSError) and error.errno in OURS:
+                raise ArtefactError(
+                    f"{wanted.filename}: cannot be written below {root} ({error.strerror}); make"
+                    " room and run the deploy again, which goes on where this ended"
+                ) from error
             tried.append(f"{place} ({error})")
             continue
-        found = store.sha256_file(part) or ""
-        if wanted.sha256 not in {None, found}:
-            part.unlink()
-            raise ArtefactError(
-                f"{wanted.filename}: expected sha256 {wanted.sha256}, got {found} from {place};"
-                " nothing was unpacked: find out who changed it, or pin the new hash"
-            )
         home = root / found[:16]
         home.mkdir(exist_ok=True)
         with part.open("rb") as handle:
@@ -158,8 +162,65 @@ def fetch(wanted: Wanted, mirror: str | None = None, root: Path | None = None) -
         part.chmod(0o644)
         part.replace(home / wanted.filename)
         store.sync_directory(home)
+        for other in places(wanted, mirror):
+            part_of(wanted, other, root).unlink(missing_ok=True)
         return home / wanted.filename
     raise ArtefactError(missing(wanted, tried))
+
+
+def part_of(wanted: Wanted, place: str, root: Path) -> Path:
+    """Return where a file grows; each place has its own, or two files would become one."""
+    key = hashlib.sha256(f"{place} {wanted.sha256}".encode()).hexdigest()[:16]
+    return root / f".{key}.part"
+
+
+def arrived(wanted: Wanted, place: str, part: Path) -> str:
+    """Have the file of a place whole at `part` and return its hash, which is the one wanted.
+
+    Raises ArtefactError for another file, `Gone` or OSError for none.
+    """
+    if wanted.sha256 is None:
+        part.unlink(missing_ok=True)  # nobody could tell two halves of two files from one
+    begun = part.exists()
+    bring(place, part)
+    found = store.sha256_file(part) or ""
+    if begun and found != wanted.sha256:
+        # What was there may be of a power cut, or of a file that was replaced since
+        part.unlink()
+        bring(place, part)
+        found = store.sha256_file(part) or ""
+    fault = what_it_is(part, wanted.filename) if found != wanted.sha256 else ""
+    if wanted.sha256 not in {None, found}:
+        part.unlink()
+        raise ArtefactError(
+            f"{wanted.filename}: expected sha256 {wanted.sha256}, got {found} from {place}"
+            f"{f' ({fault})' if fault else ''};"
+            " nothing was unpacked: find out who changed it, or pin the new hash"
+        )
+    if fault:
+        part.unlink()
+        raise ArtefactError(
+            f"{wanted.filename}: what {place} sends {fault}; nothing was pinned: see that the"
+            " machine reaches it without a login page, then run the deploy again"
+        )
+    return found
+
+
+def what_it_is(file: Path, filename: str) -> str:
+    """Return why a file is not what its name says; empty when it can be read to its end."""
+    with file.open("rb") as handle:
+        begin = handle.read(512).lstrip().lower()
+    if begin.startswith((b"<!doctype html", b"<html")):
+        return "is a web page"
+    if filename.endswith(".whl"):
+        return "" if zipfile.is_zipfile(file) else "is no whole wheel"
+    if filename.endswith((".tar.gz", ".tgz")):
+        try:
+            with tarfile.open(file) as tar:
+                tar.getmembers()
+        except (tarfile.TarError, OSError, EOFError, zlib.error):
+            return "is no whole archive"
+    return ""
 
 
 def missing(wanted: Wanted, tried: list[str]) -> str:
@@ -173,12 +234,10 @@ def missing(wanted: Wanted, tried: list[str]) -> str:
 
 def commit_of(archive: Path) -> str | None:
     """Return the commit that `git archive` wrote into a tar's header, if it did."""
-    import tarfile
-
     try:
         with tarfile.open(archive) as tar:
             found = tar.pax_headers.get("comment", "")
-    except (tarfile.TarError, OSError, EOFError):
+    except (tarfile.TarError, OSError, EOFError, zlib.error):
         return None
     return found if re.fullmatch("[0-9a-f]{40}", found) else None
 

@@ -4,16 +4,19 @@ Files are copied, not linked: uv's hard links share their bytes with its cache, 
 one runtime would reach every later one.
 """
 
+import http.client
+import os
 import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dsv4 import layout, store, tools
+from dsv4 import artefact, layout, store, tools
 
 UV: Final = (str(layout.TOOLS / "bin/uv"), "--cache-dir", str(layout.UV_CACHE))
 KEPT_LINES: Final = 400
@@ -99,6 +102,26 @@ def has_torch(mirror: str | None, lock: str) -> bool:
     return any(Path(mirror).glob(f"torch-{version}-*.whl"))
 
 
+def can_be_listed(mirror: str) -> bool:
+    """Say whether uv can see what a mirror holds; one it cannot read stops it altogether.
+
+    One that is down, or hands out files by name only, still has its turn for what no index has.
+    """
+    try:
+        if artefact.is_address(mirror):
+            with urllib.request.urlopen(mirror, timeout=artefact.STALL_S):  # noqa: S310 - http(s)
+                return True
+        os.scandir(mirror).close()
+    except (OSError, http.client.HTTPException) as error:
+        print(
+            f"dsv4 build: note: wheel_mirror {mirror} has no list of its files"
+            f" ({artefact.cause(error)}); the locked packages come from their index",
+            flush=True,
+        )
+        return False
+    return True
+
+
 def locked_command(
     spec: dict[str, Any], home: Path, lock: str, directories: Iterable[Path] = ()
 ) -> list[str]:
@@ -113,7 +136,8 @@ def locked_command(
     command += [] if spec.get("compile_only") else ["--compile-bytecode"]
     command += ["--python", str(home / "bin/python")]
     mirror = spec.get("wheel_mirror")
-    for place in [*directories, *([mirror] if mirror else [])]:
+    listed = [mirror] if mirror and can_be_listed(mirror) else []
+    for place in [*directories, *listed]:
         command += ["--find-links", str(place)]
     if spec.get("torch_backend") and not has_torch(mirror, lock):
         command += ["--torch-backend", spec["torch_backend"]]

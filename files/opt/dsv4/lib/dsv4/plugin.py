@@ -4,12 +4,14 @@ The plugin compiles against the very torch and exllamav3 it will be loaded besid
 build environment of its own: its build backend runs in the runtime, and nothing is downloaded.
 """
 
+import gzip
 import hashlib
 import json
 import shutil
 import subprocess
 import tarfile
 import tomllib
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -36,12 +38,22 @@ def key(sources_sha256: str, ingredients: Mapping[str, str]) -> str:
 def unpack(archive: Path, into: Path) -> Path:
     """Unpack an archive of plain files and directories; return its one top directory."""
     into.mkdir(parents=True)
-    with tarfile.open(archive) as tar:
-        for member in tar.getmembers():
-            name = PurePosixPath(member.name)
-            if name.is_absolute() or ".." in name.parts or not (member.isfile() or member.isdir()):
-                raise PluginError(f"{archive.name}: holds {member.name}, which is no plain file")
-        tar.extractall(into)  # noqa: S202 - every member was looked at
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar.getmembers():
+                name = PurePosixPath(member.name)
+                plain = member.isfile() or member.isdir()
+                if name.is_absolute() or ".." in name.parts or not plain:
+                    raise PluginError(
+                        f"{archive.name}: holds {member.name}, which is no plain file"
+                    )
+            tar.extractall(into)  # noqa: S202 - every member was looked at
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        why = str(error).partition(":")[0]  # tarfile goes on with a line for each format
+        raise PluginError(
+            f"{archive.name}: is no whole archive ({why}); take its hash out of"
+            " inventories/pins/HOST.json and run the deploy again"
+        ) from error
     tops = [path for path in into.iterdir() if path.is_dir()]
     if len(tops) != 1:
         raise PluginError(f"{archive.name}: wanted one top directory, got {len(tops)}")

@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
     try:
         if before != options.id:
             tree.refuse_directory(layout.CURRENT)  # before anything moves
-            if before is not None:
+            # One that somebody deleted is no way back; the one before it still is
+            if before is not None and (layout.RUNTIMES / before).is_dir():
                 tree.link_to(layout.PREVIOUS, f"runtimes/{before}")
             tree.link_to(layout.CURRENT, f"runtimes/{options.id}")
         clear(options.keep)
