@@ -363,6 +363,21 @@ def test_both_ways_to_measure_agree(disk: Path) -> None:
     assert residency.resident(path) == 0
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--json", "--mode", "always"],
+        ["--guard", "/g", "--meminfo", "/m", "--json"],
+        ["--mode=never", "--guard=/g"],
+        ["--me", "/m"],
+    ],
+)
+def test_every_call_is_read_as_argparse_reads_it(argv: list[str]) -> None:
+    """The plain ones without it, for the sake of some ms; with the same outcome."""
+    assert cache_drop.parse(argv) == cache_drop.by_argparse(argv)
+
+
 def test_a_wrong_call() -> None:
     """Usage is the only way to fail."""
     with pytest.raises(SystemExit) as caught:
