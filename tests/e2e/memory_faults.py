@@ -6,12 +6,14 @@ watchdog are the deployed ones, or really taken, by a worker that its control gr
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 
 from tests.e2e.service_faults import SPARK_FLOORS, Fault
 from tests.e2e.service_rig import MEMINFO, UNIT, WATCHDOG, Rig, meminfo
 
+READAHEAD = "dsv4-readahead.service"
 NEXT_METRICS = "/var/lib/dsv4/metrics/.dsv4.prom.new"
 HOG_MIB = 2500
 
@@ -173,8 +175,56 @@ def watchdog_is_blind(rig: Rig) -> None:
         assert rig.start()[0], rig.log(30)
 
 
+LOOKS = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, "/opt/dsv4/lib")
+from dsv4 import processes, residency, weights
+files = weights.weight_files(Path("/var/lib/dsv4/views/current"))
+names, rows, end = list(files), [], time.monotonic() + 30
+while time.monotonic() < end and not (rows and rows[-1][0] == len(names) - 1):
+    found = processes.mapping(set(names))
+    mapped = [n for n, name in enumerate(names) if name in found]
+    if mapped:
+        rows.append([mapped[-1], [residency.resident(Path(name)) for name in names]])
+    time.sleep(0.05)
+print(json.dumps([list(files.values()), rows]))
+"""
+
+
+def weights_are_read_ahead(rig: Rig) -> None:
+    """Each start brings the helper along; it reads ahead and drops behind, and is gone by the time
+    the model is asked.
+    """
+    rig.fault(LOAD_S=6)
+    rig.write("/run/dsv4-test-looks.py", LOOKS)
+    rig.guard(readahead={"enabled": True, "window_gib": 0.1})
+    rig.root(f"systemctl enable {READAHEAD}; /opt/dsv4/bin/dsv4 cache_drop --mode always || true")
+    try:
+        rig.root(f"systemctl reset-failed {UNIT}; systemctl start --no-block {UNIT}", check=False)
+        sizes, rows = json.loads(rig.root("python3 /run/dsv4-test-looks.py"))
+        # Whole while the engine has not come to it, and gone when it has gone on
+        assert [row for n, row in rows if n == 1 and row[2] == sizes[2]], rows
+        assert [row for n, row in rows if n == 2 and row[1] == 0], rows
+        rig.until_state("active")
+        rig.until_state("inactive", 2, unit=READAHEAD)
+        said = rig.log(30)
+        assert 0 < said.find("readahead: ended, ") < said.rfind("ready after"), said
+        assert rig.show("Result", READAHEAD) == "success"
+        first = rig.pid()
+        rig.root(f"kill -9 {first}")
+        rig.until_state("active", 15, unit=READAHEAD)
+        rig.until("another engine", lambda: rig.pid() not in {0, first})
+        rig.stop()
+        assert rig.show("ActiveState", READAHEAD) == "inactive"
+    finally:
+        rig.end()
+        rig.root(f"systemctl disable {READAHEAD}; rm /run/dsv4-test-looks.py", check=False)
+
+
 FAULTS: tuple[Fault, ...] = (
     watchdog_is_blind,
+    weights_are_read_ahead,
     memory_is_eaten,
     readings_make_no_sense,
     disk_stalls,
