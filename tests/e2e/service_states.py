@@ -53,6 +53,15 @@ def stopping(rig: Rig) -> None:
     sub(rig, "stop-sigterm")
 
 
+def draining(rig: Rig) -> None:
+    """Requests that run are waited for, before the engine is told anything."""
+    rig.fault(**SERVES, BUSY=1)
+    rig.guard(stop={"drain_s": 3})
+    assert rig.start()[0], rig.log(30)
+    rig.root(f"systemctl stop --no-block {UNIT}")
+    sub(rig, "stop")
+
+
 def failed(rig: Rig) -> None:
     rig.fault(**SERVES, FAULT="crash")
     rig.guard(restarts={"limit": 0})
@@ -123,5 +132,8 @@ def is_up(rig: Rig, before: int) -> None:
 
 
 Step = Callable[[Rig], None]
-STATES: tuple[Step, ...] = (first_hook, memory_gate, loading, ready, stopping, failed, waiting)
+STATES: tuple[Step, ...] = (
+    *(first_hook, memory_gate, loading, ready),
+    *(draining, stopping, failed, waiting),
+)
 WISHES: tuple[Step, ...] = (stop_by_hand, stop_by_deploy, restart_by_hand, restart_by_deploy)
