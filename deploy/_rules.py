@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from deploy import flags, presets, routes
 from dsv4 import memory
@@ -137,6 +137,49 @@ def _part_is_used(part: str) -> Check:
 
 for _part in ("exllamav3", "plugin"):
     rule(f"{_part}_wheel", "route")(_part_is_used(_part))
+
+DISTRIBUTIONS: Final = {
+    "engine_wheel": ("vllm",),
+    "exllamav3_wheel": ("dsv4-exllamav3-ext", "exllamav3"),
+    "plugin_wheel": ("vllm-exl3",),
+}
+"""What a wheel holds, by the name in its file's name; ours of exllamav3 holds the extension."""
+
+
+def _wheel_is_the_parts(key: str) -> Check:
+    """Return the check that a wheel is of the part it is named for, and for the route's machine.
+
+    A wheel of another name is no replacement: the lock's engine would stay and serve in its place.
+    """
+
+    def check(chosen: "Settings") -> str | None:
+        place = str(getattr(chosen, key) or "").partition("#")[0]
+        part = key.removesuffix("_wheel")
+        if not place or getattr(routes.ROUTES[chosen.route], part) is None:
+            return None
+        file = unquote(place.rpartition("/")[2])
+        parts = file.removesuffix(".whl").split("-")
+        if len(parts) not in {5, 6}:
+            return (
+                f"{file} is no wheel's name (name, version and three tags with - between them);"
+                " give it back the name it was built with"
+            )
+        wanted = DISTRIBUTIONS[key]
+        if re.sub(r"[-_.]+", "-", parts[0]).lower() not in wanted:
+            return f"wanted a wheel of {' or '.join(wanted)}, got {file}; name the right one"
+        machines = chosen.route_data.machine.architectures
+        if not parts[-1].endswith(("any", *machines)):
+            return (
+                f"{file} is for {parts[-1]}, route {chosen.route} runs on {' or '.join(machines)};"
+                " name a wheel for that"
+            )
+        return None
+
+    return check
+
+
+for _key in DISTRIBUTIONS:
+    rule(_key, "route")(_wheel_is_the_parts(_key))
 
 HIDDEN_FROM_BUILDS: Final = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108
 """What the build's sandbox does not show: it unpacks and runs what comes from the network."""

@@ -266,7 +266,9 @@ Wheel = Annotated[
             r"(https?://[A-Za-z0-9.:\[\]-]+)?/[A-Za-z0-9._/%+~-]{1,400}\.whl#sha256=[0-9a-f]{64}"
         )
     ),
-    Must("an address or an absolute path of a .whl, followed by #sha256= and its hash"),
+    Must(
+        "an address or an absolute path of a .whl, followed by #sha256= and its hash in lower case"
+    ),
 ]
 RuntimeId = Annotated[
     Text,

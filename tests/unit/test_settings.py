@@ -530,6 +530,8 @@ def test_a_route_this_version_cannot_deploy_is_refused_beside_other_faults(
     assert all(fault.endswith("this version can deploy: lab") for fault in found[1:])
 
 
+PLUGIN = f"/srv/wheels/vllm_exl3-0.3.0-py3-none-any.whl#sha256={'ab' * 32}"
+EXTENSION = f"/srv/dsv4_exllamav3_ext-1.4.5+k0-cp312-cp312-linux_aarch64.whl#sha256={'ab' * 32}"
 WHEEL = f"/srv/wheels/vllm-0.28.0-cp38-abi3-linux_aarch64.whl#sha256={'ab' * 32}"
 
 
@@ -540,16 +542,46 @@ def test_the_fork_asks_for_the_wheels_that_nobody_publishes() -> None:
         " its hash), or choose another route"
     )
     assert "name yours with plugin_wheel " in only_fault(route="fork", engine_wheel=WHEEL)
-    chosen = s.load({"route": "fork", "engine_wheel": WHEEL, "plugin_wheel": WHEEL})
+    chosen = s.load({"route": "fork", "engine_wheel": WHEEL, "plugin_wheel": PLUGIN})
     assert chosen.route_data.engine.sha256 == "ab" * 32
     assert chosen.route_data.engine.location == WHEEL.partition("#")[0]
 
 
 def test_a_wheel_for_what_a_route_has_not_is_refused() -> None:
     assert "is for route fork, route stable" in only_fault(route="stable", engine_wheel=WHEEL)
-    assert "route lab has no exllamav3" in only_fault(route="lab", exllamav3_wheel=WHEEL)
-    chosen = s.load({"route": "stable", "exllamav3_wheel": WHEEL})
+    assert "route lab has no exllamav3" in only_fault(route="lab", exllamav3_wheel=EXTENSION)
+    chosen = s.load({"route": "stable", "exllamav3_wheel": EXTENSION})
     assert chosen.runtime_id != s.load({"route": "stable"}).runtime_id
+
+
+@pytest.mark.parametrize(
+    ("key", "file", "says"),
+    [
+        ("plugin_wheel", "vllm-0.28.0-cp38-abi3-linux_aarch64.whl", "wanted a wheel of vllm-exl3"),
+        ("plugin_wheel", "vllm_exl3-0.3.0-cp312-cp312-win_amd64.whl", "is for win_amd64, route"),
+        ("exllamav3_wheel", "exllamav3-1.5-cp312-cp312-linux_x86_64.whl", "is for linux_x86_64"),
+        (
+            "exllamav3_wheel",
+            "vllm_exl3-0.3.0-py3-none-any.whl",
+            "wanted a wheel of dsv4-exllamav3-",
+        ),
+        ("exllamav3_wheel", "download.whl", "download.whl is no wheel's name"),
+    ],
+)
+def test_a_wheel_of_something_else_is_refused_before_gigabytes_are_fetched(
+    key: str, file: str, says: str
+) -> None:
+    text = only_fault(**{"route": "stable", key: f"https://h/{file}#sha256={'ab' * 32}"})
+    assert text.startswith(f"{key}: ")
+    assert says in text
+
+
+def test_the_engine_of_the_fork_is_an_engine() -> None:
+    """One of another name would be put beside the lock's, which then serves unnoticed."""
+    text = only_fault(route="fork", engine_wheel=PLUGIN, plugin_wheel=PLUGIN)
+    assert "engine_wheel: wanted a wheel of vllm, got vllm_exl3-0.3.0-py3-none-any.whl" in text
+    fine = WHEEL.replace("0.28.0-", "0.28.0%2Bcu130-1-").replace("/srv", "https://h")
+    s.load({"route": "fork", "engine_wheel": fine, "plugin_wheel": PLUGIN})
 
 
 @pytest.mark.parametrize(
@@ -561,6 +593,8 @@ def test_a_wheel_for_what_a_route_has_not_is_refused() -> None:
         "/srv/x.whl#sha256=ab",
         f"ftp://h/x.whl#sha256={'ab' * 32}",
         f"/srv/a b.whl#sha256={'ab' * 32}",
+        f"/srv/x.whl#sha256={'AB' * 32}",
+        f"https://h/x.whl?raw=1#sha256={'ab' * 32}",
     ],
 )
 def test_a_wheel_comes_with_its_hash(value: str) -> None:
@@ -574,7 +608,7 @@ def test_a_wheel_comes_with_its_hash(value: str) -> None:
     [
         ("wheel_mirror", "/home/me/wheels"),
         ("wheel_mirror", "/tmp"),
-        ("plugin_wheel", f"/root/x.whl#sha256={'ab' * 32}"),
+        ("plugin_wheel", f"/root/vllm_exl3-0.3.0-py3-none-any.whl#sha256={'ab' * 32}"),
     ],
 )
 def test_what_the_build_cannot_see_is_refused_before_it_looks(key: str, value: str) -> None:
