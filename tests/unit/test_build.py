@@ -327,6 +327,52 @@ def test_a_rebuild_that_fails_gives_the_changed_runtime_back(
     assert [path.name for path in (opt / "runtimes").iterdir() if path.is_dir()] == [home.name]
 
 
+def test_a_rebuild_that_was_killed_gives_the_changed_runtime_back(
+    opt: Path, describe: Describe
+) -> None:
+    """Before anything is refused: the service may be started from it meanwhile."""
+    describe()
+    assert run(opt) == 0
+    home = opt / "runtimes/lab-0123456789ab"
+    module = home / "lib/python3.11/site-packages/vllm.py"
+    module.write_text("changed by hand")
+    store.write_json(home / runtime.DAMAGED, {"files": ["vllm.py"]})
+    home.rename(runtime.aside_of(home))
+    (home / "bin").mkdir(parents=True)  # as far as the killed one came
+    describe(need_bytes=1 << 60)
+    assert run(opt) == 1
+    assert "make room" in progress(opt)["error"]
+    assert module.read_text() == "changed by hand"
+    describe()
+    assert run(opt) == 0
+    assert module.read_text() == "answer = 42\n"
+    assert not runtime.aside_of(home).exists()
+
+
+def test_a_rebuild_that_nobody_asks_for_any_more_is_undone_too(
+    opt: Path, describe: Describe
+) -> None:
+    """The inventory went on to another runtime; the changed one is still in service."""
+    other = opt / "runtimes/lab-ffffffffffff"
+    runtime.aside_of(other).mkdir(parents=True)
+    store.write_json(runtime.aside_of(other) / runtime.MANIFEST, {"id": other.name})
+    (other / "bin").mkdir(parents=True)
+    describe()
+    assert run(opt) == 0
+    assert (store.read_json(other / runtime.MANIFEST) or {})["id"] == other.name
+    assert not (other / "bin").exists()
+
+
+def test_what_was_replaced_before_the_kill_goes(opt: Path, describe: Describe) -> None:
+    """Between the manifest and the sweep: gigabytes that no link names."""
+    describe()
+    assert run(opt) == 0
+    aside = runtime.aside_of(opt / "runtimes/lab-0123456789ab")
+    (aside / "bin").mkdir(parents=True)
+    assert run(opt) == 0
+    assert not aside.exists()
+
+
 def test_an_install_that_brings_another_torch_is_refused(opt: Path, describe: Describe) -> None:
     """A package can put a processor's torch in place of the GPU's, with status 0."""
     describe(torch_cuda="13.")

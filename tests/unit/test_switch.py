@@ -148,6 +148,15 @@ def test_one_that_was_deleted_is_no_way_back(opt: Path, make: Make) -> None:
     assert there(opt) == ["a", "c"]
 
 
+def test_what_a_killed_rebuild_left_goes_with_a_switch(opt: Path, make: Make) -> None:
+    """No build is started for a runtime that is complete, so that nobody else would sweep it."""
+    make("a")
+    aside = runtime.aside_of(opt / "runtimes/a")
+    (aside / "bin").mkdir(parents=True)
+    assert switch.main(["a"]) == 0
+    assert not aside.exists()
+
+
 def test_what_was_compiled_for_a_runtime_goes_with_it(opt: Path, make: Make) -> None:
     """Kernels are kept apart for each runtime; without it nobody can use them."""
     for name in ("a", "b", "c"):

@@ -346,11 +346,12 @@ class Build:
 
     def run(self) -> None:
         """Have the runtime; a complete one is left alone, a changed one stays until replaced."""
+        runtime.give_back()  # what serves must be whole before anything can be refused
         if runtime.examine(self.home)["complete"]:
             return
         lock = self.lock_text()
         self.step("clear what an earlier try left")
-        aside = self.home.with_name(f".{self.identity}.changed")
+        aside = runtime.aside_of(self.home)
         manifest = store.read_json_or(self.home / runtime.MANIFEST, {})
         if not manifest:
             shutil.rmtree(self.home, ignore_errors=True)

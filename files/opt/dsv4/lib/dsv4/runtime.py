@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -192,6 +193,26 @@ def all_of(root: Path = layout.RUNTIMES) -> dict[str, dict[str, Any]]:
     """Return every runtime directory by ID."""
     homes = sorted(path for path in root.glob("[!.]*") if path.is_dir()) if root.is_dir() else []
     return {home.name: examine(home) for home in homes}
+
+
+def aside_of(home: Path) -> Path:
+    """Return where a changed runtime is kept until its successor is complete."""
+    return home.with_name(f".{home.name}.changed")
+
+
+def give_back(root: Path | None = None) -> None:
+    """Undo what killed rebuilds left: the changed runtime returns, or goes when it was replaced.
+
+    For whoever holds the lock of the builds. The rebuild may be of a runtime that nobody asks for
+    any more and that still serves.
+    """
+    for aside in sorted((layout.RUNTIMES if root is None else root).glob(".*.changed")):
+        home = aside.with_name(aside.name.removeprefix(".").removesuffix(".changed"))
+        if (home / MANIFEST).exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            shutil.rmtree(home, ignore_errors=True)
+            aside.rename(home)
 
 
 def inspect(home: Path) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def clear(keep: int) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
+        runtime.give_back()
         serving = {runtime.link_target(link) for link in (layout.CURRENT, layout.PREVIOUS)}
         # What the engine runs from until it is restarted is in service too
         started = store.read_json_or(layout.STARTED_JSON, {}).get("inputs", {}).get("runtime", "")
