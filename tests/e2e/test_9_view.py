@@ -100,3 +100,19 @@ def test_what_nothing_serves_goes_when_asked(spark: Spark) -> None:
     assert len(spark.root(f"ls -d {layout.VIEWS}/*/").split()) == 2, "the view and its link"
     assert "Paris" in spark.ask()
     assert json.loads(spark.root(f"{DSV4} census --json"))["ok"] is True
+
+
+def test_the_model_is_counted_once_loaded(spark: Spark) -> None:
+    """By the real engine, as the service's user; never beside the service."""
+    command = f"{DSV4} census --loaded --json"
+    refused: dict[str, Any] = json.loads(spark.root(command, check=False))
+    assert "no memory for a second copy" in refused["error"]
+    spark.root(f"systemctl stop {layout.UNIT}")
+    found: dict[str, Any] = json.loads(spark.root(command))
+    spark.root(f"systemctl start {layout.UNIT}")
+    assert found["ok"] is True
+    held = {row["component"] for row in found["loaded"]["rows"]}
+    assert {"attention", "embedding", "norms"} <= held
+    assert "unverified" in found["loaded"]["note"]
+    owners = f"find {layout.CACHE} ! -user {layout.USER} -printf '%p '"
+    assert spark.root(owners).split() == []
