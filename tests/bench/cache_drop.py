@@ -10,7 +10,6 @@ Asserts nothing.
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4 import residency
-from tests.bench.quiet_run import machine_size
+from tests.bench import report
 from tests.bench.readahead import GIB, fill
 
 LIBRARY = Path(__file__).resolve().parents[2] / "files/opt/dsv4/lib"
@@ -78,17 +77,9 @@ def main() -> int:
     found = {
         "clean": clean,
         "just_written": written,
-        "nothing_to_do_ms": {
-            "median": round(statistics.median(idle), 1),
-            "least": round(min(idle), 1),
-            "most": round(max(idle), 1),
-        },
-        "load": os.getloadavg(),
-        "on": machine_size(),
+        "nothing_to_do_ms": report.spread(idle, 1),
     }
-    json.dump(found, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show(found)
 
 
 if __name__ == "__main__":

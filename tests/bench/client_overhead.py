@@ -10,14 +10,13 @@ Asserts nothing.
 
 import argparse
 import json
-import os
 import shlex
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.bench import report
 from tests.lab import machines, state
 from tests.unit import liar
 
@@ -42,24 +41,15 @@ def on_target(machine: str, *argv: str) -> dict[str, Any]:
     return found
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Return the median and the range of some values."""
-    return {
-        "median": round(statistics.median(values), 4),
-        "min": round(min(values), 4),
-        "max": round(max(values), 4),
-    }
-
-
 def beside(runs: list[dict[str, Any]], one: str, other: str) -> dict[str, Any]:
     """Return how far one client's figures are from the other's, per cent, run by run."""
     found = {}
     for name in ("ttft_ms", "tpot_ms", "tokens_per_s"):
         off = [100 * (run[one][name] / run[other][name] - 1) for run in runs]
         found[name] = {
-            one: spread([run[one][name] for run in runs]),
-            other: spread([run[other][name] for run in runs]),
-            "off_percent": spread(off),
+            one: report.spread([run[one][name] for run in runs], 4),
+            other: report.spread([run[other][name] for run in runs], 4),
+            "off_percent": report.spread(off, 4),
         }
     return found
 
@@ -83,24 +73,19 @@ def main(argv: list[str]) -> int:
         known = measured(paced.url, liar.MODEL)
     real = measured(f"http://127.0.0.1:{port}", "lab-tiny")
 
-    def report(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    def ratios(runs: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "ours_beside_vllm": beside(runs, "ours", "vllm"),
             "vllm_watched_beside_alone": beside(runs, "watched", "vllm"),
         }
 
-    json.dump(
+    return report.show(
         {
-            "paced": {"token_ms": options.token_ms, **report(known)},
-            "engine": report(real),
-            "on": {"cores": os.cpu_count(), "load": os.getloadavg()[0]},
+            "paced": {"token_ms": options.token_ms, **ratios(known)},
+            "engine": ratios(real),
             "work": {"requests": options.requests, "tokens": options.tokens, "runs": options.runs},
-        },
-        sys.stdout,
-        indent=1,
+        }
     )
-    print()
-    return 0
 
 
 if __name__ == "__main__":

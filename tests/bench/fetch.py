@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4 import fetch
-from tests.bench.quiet_run import machine_size
+from tests.bench import report
 from tests.lab import places
 from tests.lab.hub import Catalogue
 
@@ -162,7 +162,6 @@ def main(argv: list[str]) -> int:
         make(Path(home) / "hub" / REPOSITORY / "files", options.shards, options.mib << 20)
         bench = Bench(Path(home), options.workers)
         try:
-            load = os.getloadavg()[0]
             curl, ours = [], []
             for _ in range(options.runs):
                 curl.append(bench.by_curl())
@@ -179,12 +178,8 @@ def main(argv: list[str]) -> int:
         "fetch_s": [round(value, 2) for value in ours],
         "fetch_to_curl": round(a / b, 2),
         "killed": {**killed, "ratio": round(killed["ratio"], 4)},
-        "load_before": round(load, 2),
-        "on": machine_size(),
     }
-    json.dump(found, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show(found)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Uses directories of its own, so that a lab that is there is left alone. Asserts 
 """
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.bench.quiet_run import machine_size
+from tests.bench import report
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -52,7 +51,7 @@ def main(argv: list[str]) -> int:
     environment = os.environ | {"DSV4_LAB_DIR": str(home / "lab")}
     if not options.warm_only:
         environment["DSV4_LAB_CACHE"] = str(home / "cache")
-    found: dict[str, Any] = {"on": machine_size()}
+    found: dict[str, Any] = {}
     try:
         if not options.warm_only:
             found["cold_s"], output = lab("up", environment)
@@ -63,9 +62,7 @@ def main(argv: list[str]) -> int:
     finally:
         lab("destroy", environment)
         shutil.rmtree(home, ignore_errors=True)
-    json.dump(found, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show(found)
 
 
 if __name__ == "__main__":

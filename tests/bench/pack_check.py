@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.bench.quiet_run import machine_size
+from tests.bench import report
 from tests.lab.exl3_pack import SHARDS
 
 RUNS = 7
@@ -68,12 +68,8 @@ def main() -> int:
         "shards": SHARDS,
         "bytes": size,
         "runs": RUNS,
-        "load": os.getloadavg()[0],
-        "on": machine_size(),
     }
-    json.dump(found, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show(found)
 
 
 if __name__ == "__main__":

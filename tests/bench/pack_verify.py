@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from dsv4 import pack_verify, store
-from tests.bench.quiet_run import machine_size
+from tests.bench import report
 from tests.lab import exl3_pack
 
 RUNS = 3
@@ -60,12 +60,8 @@ def main() -> int:
         "bytes": FILES * FILE_BYTES,
         "workers": cores,
         "runs": RUNS,
-        "load": os.getloadavg()[0],
-        "on": machine_size(),
     }
-    json.dump(found, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show(found)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,13 @@
 Files that are not there yet are fetched. Asserts nothing.
 """
 
-import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from dsv4.patches import PATCHES, engine
-from tests.bench.quiet_run import machine_size
+from tests.bench import report
 from tests.sources import wheels
 
 SETS = {
@@ -37,9 +35,7 @@ def main() -> int:
         release: round(statistics.median(seconds(release, names) for _ in range(RUNS)), 3)
         for release, names in SETS.items()
     }
-    json.dump({"apply_s": found, "runs": RUNS, "on": machine_size()}, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show({"apply_s": found, "runs": RUNS})
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+
+from tests.bench import report
 
 REPO = Path(__file__).resolve().parents[2]
 PYINFRA = REPO / ".venv/bin/pyinfra"
@@ -33,12 +33,6 @@ def run(machine: str, *extra: str) -> tuple[float, str]:
     return time.monotonic() - begun, done.stdout + done.stderr
 
 
-def machine_size() -> dict[str, Any]:
-    """Return what the figures were measured on."""
-    memory = int(Path("/proc/meminfo").read_text().split()[1]) / (1 << 20)
-    return {"cores": os.cpu_count(), "memory_gib": round(memory, 1)}
-
-
 def main(argv: list[str]) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -53,23 +47,14 @@ def main(argv: list[str]) -> int:
         times.append(seconds)
         changes.append(json.loads(output[output.index("{") : output.rindex("}") + 1]))
     totals = [change["results"]["totals"] for change in changes]
-    json.dump(
+    return report.show(
         {
-            "wall_s": {
-                "min": round(min(times), 2),
-                "median": round(statistics.median(times), 2),
-                "max": round(max(times), 2),
-            },
+            "wall_s": report.spread(times),
             "remote_commands": len(re.findall(r"Running command on", debug)),
             "operations": totals[0]["hosts"],
             "changes": [total["success"] for total in totals],
-            "on": machine_size(),
-        },
-        sys.stdout,
-        indent=1,
+        }
     )
-    print()
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ nothing.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4 import disk, processes, readahead, residency
-from tests.bench.quiet_run import machine_size
+from tests.bench import report
 
 GIB = 1 << 30
 BLOCK = 64 << 20
@@ -152,10 +151,7 @@ def main() -> int:
             print(f"{time.monotonic() - begun:.0f} s", file=sys.stderr)
         forget(paths)
     found = {"alone_gib_s": by_itself, "window_gib": options.window, "runs": runs}
-    found |= {"load": os.getloadavg(), "on": machine_size()}
-    json.dump(found, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show(found)
 
 
 if __name__ == "__main__":

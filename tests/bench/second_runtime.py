@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from tests.bench.quiet_run import machine_size
+from tests.bench import report
 from tests.lab import machines
 
 NAME = "lab-bbbbbbbbbbbb"
@@ -52,13 +52,10 @@ def main(argv: list[str]) -> int:
             "build_s": round(seconds, 1),
             "extra_disk_gb": round((used_bytes(options.machine) - before) / 1e9, 2),
             "route": spec["route"],
-            "on": machine_size(),
         }
     finally:
         root(options.machine, f"rm -rf {HOME} {SPEC}")
-    json.dump(found, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show(found)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,13 @@ Needs a deployed lab machine (`bash tests/lab.sh up`). Asserts nothing; the aim 
 """
 
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from tests.bench.quiet_run import PYINFRA, REPO, machine_size
+from tests.bench import report
+from tests.bench.quiet_run import PYINFRA, REPO
 from tests.lab import machines
 
 TIMED = """
@@ -56,29 +54,22 @@ def deploys(machine: str, runs: int) -> list[float]:
     return times
 
 
-def spread(times: list[float]) -> dict[str, float]:
-    """Return the median and the range."""
-    median = statistics.median(times)
-    return {"min": round(min(times), 2), "median": round(median, 2), "max": round(max(times), 2)}
-
-
 def main(argv: list[str]) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machine", default="dsv4-lab")
     parser.add_argument("--runs", type=int, default=10)
     options = parser.parse_args(argv)
-    load = Path("/proc/loadavg").read_text().split()[0]
     found = {
-        "dsv4_status_s": spread(on_target(options.machine, options.runs, "status", root=False)),
-        "sudo_dsv4_status_s": spread(on_target(options.machine, options.runs, "status", root=True)),
-        "deploy_status_s": spread(deploys(options.machine, options.runs)),
-        "load_before": float(load),
-        "on": machine_size(),
+        "dsv4_status_s": report.spread(
+            on_target(options.machine, options.runs, "status", root=False)
+        ),
+        "sudo_dsv4_status_s": report.spread(
+            on_target(options.machine, options.runs, "status", root=True)
+        ),
+        "deploy_status_s": report.spread(deploys(options.machine, options.runs)),
     }
-    json.dump(found, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show(found)
 
 
 if __name__ == "__main__":

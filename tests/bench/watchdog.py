@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4 import guard, layout, memory
-from tests.bench.quiet_run import machine_size
+from tests.bench import report
 
 REPO = Path(__file__).resolve().parents[2]
 LIBRARY = REPO / "files/opt/dsv4/lib"
@@ -295,18 +295,13 @@ def main(argv: list[str]) -> int:
         result = {
             "floors_gib": {"hard": FLOORS.hard, "soft": FLOORS.soft},
             "sample_ms": defaults.sample_ms,
-            "load_before": os.getloadavg()[0],
             "cost": apart(
                 "--inside", "costs", "--seconds", str(options.seconds), *theirs, pids=False
             ),
             "kills": apart("--inside", "kills", "--shots", str(options.shots), *theirs, pids=True),
-            "load_after": os.getloadavg()[0],
             "processes": len(list(Path("/proc").glob("[0-9]*"))),
-            "on": machine_size(),
         }
-    json.dump(result, sys.stdout, indent=1)
-    print()
-    return 0
+    return report.show(result)
 
 
 if __name__ == "__main__":
