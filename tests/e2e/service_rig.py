@@ -152,6 +152,9 @@ def standing_in(machine: Machine) -> Iterator[Rig]:
     finally:
         rig.root(f"systemctl stop {UNIT} {WATCHDOG}", check=False)
         rig.root(f"rm -rf {HOME} {SYSTEMD}/{UNIT}.d/fake.conf {SYSTEMD}/{WATCHDOG}.d/fake.conf")
+        # The directories as well: what is not the product's, its removal leaves
+        dirs = " ".join(f"{home}/systemd/system/dsv4*.service.d" for home in ("/etc", "/run"))
+        rig.root(f"rmdir --ignore-fail-on-non-empty {dirs} 2>/dev/null", check=False)
         rig.root("mv /etc/dsv4/.guard.json.real /etc/dsv4/guard.json")
         rig.root(f"ln -sfn {before} /opt/dsv4/current")
         rig.root(

@@ -17,6 +17,7 @@ def served(spark: Spark) -> Spark:
     """The machine with a served model, also when these tests run by themselves."""
     if spark.ssh("systemctl is-active dsv4", check=False) != "active":
         spark.deploy("--data", "service_state=running").require()
+    spark.deploy().require()  # a start by hand, in tests before these, is proven by the next deploy
     return spark
 
 

@@ -29,6 +29,7 @@ def served(spark: Spark) -> Spark:
     """The machine with a served model, also when these tests run by themselves."""
     if spark.ssh("systemctl is-active dsv4", check=False) != "active":
         spark.deploy("--data", "service_state=running").require()
+    spark.deploy().require()  # what tests before these left open is settled
     return spark
 
 
