@@ -7,18 +7,11 @@ import pytest
 from deploy import presets, settings
 from dsv4 import serve_flags
 from tests.e2e.spark import Spark
+from tests.unit.test_flags import REMOTE
 
 pytestmark = pytest.mark.e2e
 
 PYTHON = "/opt/dsv4/current/bin/python"
-ACCESS = {
-    "serve_host": "0.0.0.0",
-    "serve_api_key": True,
-    "serve_tls_cert": "/etc/ssl/a.crt",
-    "serve_tls_key": "/etc/ssl/a.key",
-    "serve_allowed_subnets": "10.0.0.0/8",
-    "serve_media_domains": "example.org",
-}
 
 
 def rendered() -> dict[str, str]:
@@ -26,7 +19,7 @@ def rendered() -> dict[str, str]:
     found = {}
     for preset in presets.ALL:
         route = "stable" if preset.accelerator == "cuda" else "lab"
-        for name, more in (("", {}), ("-open", ACCESS)):
+        for name, more in (("", {}), ("-open", REMOTE)):
             chosen = settings.load({"route": route, "preset": preset.name, **more})
             found[f"{preset.name}{name}"] = chosen.serve_yaml_text()
     return found
